@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from drivetrain.data.dataset import Batch
 from drivetrain.distributed import gradient_exchange
-from drivetrain.distributed.batch_parts import BatchParts, BatchShare
+from drivetrain.distributed.batch_sharding import BatchSharding, BatchShare
 from drivetrain.distributed.ranks import Ranks, join_ranks
 from drivetrain.errors import DrivetrainError
 from drivetrain.job.train import Fp16
@@ -27,7 +27,7 @@ from drivetrain.models.forward_pass import ForwardPass
 from drivetrain.models.loss_function import Denominators
 from drivetrain.system import interpreter
 from drivetrain.training.ema import Ema
-from drivetrain.training.peers import Peers
+from drivetrain.training.lockstep import Lockstep
 from drivetrain.training.step import Step
 from drivetrain.training.updater import Updater
 
@@ -184,17 +184,17 @@ def train_together(kind: str, ranks: Ranks) -> dict[str, Tensor]:
     forward = ForwardPass(network, objective, torch.device("cpu"))
     forward.compute = network.packed if kind == "packed" else network
     forward.splitter = split_unevenly if kind == "packed" else Batch.split
-    step = Step(forward, Updater(network, optimizer, CLIP_NORM), Peers(ranks))
+    step = Step(forward, Updater(network, optimizer, CLIP_NORM), Lockstep(ranks))
     if kind == "scaled":
         step.scale_losses(Fp16())
     step.use_micro_batch(2 if kind == "micro" else None)
     forward.deterministic_only = kind == "kernel"
-    parts, ema = BatchParts(ranks, BATCH), Ema(network, EMA)
+    parts, ema = BatchSharding(ranks, BATCH), Ema(network, EMA)
     for number in range(STEPS):
         unfreeze(network, kind, number)
-        full_batch = make_batch(kind, number, ranks.count)
-        ids = parts.select_own_samples(full_batch.ids)
-        rank = network.rank = 0 if parts.is_repeated(len(full_batch)) else ranks.number
+        full_batch = make_batch(kind, number, ranks.world_size)
+        ids = parts.select_local(full_batch.ids)
+        rank = network.rank = 0 if parts.is_replicated(len(full_batch)) else ranks.rank
         batch = full_batch.between(int(ids[0]), int(ids[-1]) + 1)
         result = step(batch, parts.share(len(full_batch), seed_of(number, rank)))
         ema.update(network, result.finite_on_device)
@@ -262,9 +262,9 @@ def main() -> None:
     vars(gradient_exchange)["CPU_BUCKET_MEGABYTES"] = 2 * WIDTH * WIDTH * 8 / 2**20  # several for the small network
     folder, kinds = Path(sys.argv[1]), sys.argv[2:] or KINDS
     ranks = join_ranks(torch.device("cpu"))
-    states = {kind: (train_together(kind, ranks), train_by_hand(kind, ranks.count)) for kind in kinds}
-    torch.save(states, folder / f"{ranks.number}.pt")
-    (folder / f"{ranks.number}.txt").write_text(describe_refusal(ranks))
+    states = {kind: (train_together(kind, ranks), train_by_hand(kind, ranks.world_size)) for kind in kinds}
+    torch.save(states, folder / f"{ranks.rank}.pt")
+    (folder / f"{ranks.rank}.txt").write_text(describe_refusal(ranks))
     ranks.leave()
 
 

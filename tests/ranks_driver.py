@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from drivetrain.data.dataset import Batch
-from drivetrain.distributed.batch_parts import BatchShare
+from drivetrain.distributed.batch_sharding import BatchShare
 from drivetrain.job.model import Freeze
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse

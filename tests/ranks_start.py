@@ -6,7 +6,7 @@ import os
 import subprocess
 from collections.abc import Sequence
 
-from drivetrain.distributed.local_processes import LOOPBACK, LocalProcesses, open_listener
+from drivetrain.distributed.local_processes import LocalProcesses, open_listener
 from tests.paths import ROOT
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -27,8 +27,7 @@ def run_ranks(command: Sequence[str], count: int, seconds: float = 300) -> list[
 def wait_for_ranks(command: Sequence[str], count: int, seconds: float = 300) -> tuple[list[int], list[str]]:
     """How each of so many processes ended, and what it printed."""
     with open_listener() as listener:
-        meeting = f"127.0.0.1:{listener.getsockname()[1]}"
-        local_processes = LocalProcesses(count, 0, count, 1, meeting, LOOPBACK, listener)
+        local_processes = LocalProcesses(count, total=count, meet=listener.getsockname(), listener=listener)
         processes = [
             subprocess.Popen(
                 command,

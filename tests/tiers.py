@@ -13,7 +13,7 @@ SLOW = frozenset(
         "benchmarks/test_gpu",
         "benchmarks/test_quality",
         "data/images/test_decoded_cache",
-        "distributed/test_batch_parts",
+        "distributed/test_batch_sharding",
         "distributed/test_collectives",
         "distributed/test_differential",
         "distributed/test_gradient_exchange",

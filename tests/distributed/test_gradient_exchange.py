@@ -58,7 +58,7 @@ def test_no_folder_for_compiled_code_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setattr(os, "makedirs", fail)
     monkeypatch.setattr(gradient_exchange, "DistributedDataParallel", Mock())
-    ranks = Mock(count=2, raising_peer_errors=contextlib.nullcontext)
+    ranks = Mock(world_size=2, raising_peer_errors=contextlib.nullcontext)
     assert gradient_exchange.GradientExchange(ranks).wrap_if_changed(nn.Linear(2, 1))
 
 

@@ -7,7 +7,7 @@ import ipaddress
 import pytest
 
 from drivetrain.distributed import local_processes, placement, world
-from drivetrain.distributed.placement import Placement, parse_meet
+from drivetrain.distributed.placement import Placement
 from drivetrain.errors import DeviceError, SpecError
 from drivetrain.hardware.facts import read_hardware
 from drivetrain.job import Job
@@ -84,13 +84,6 @@ def test_another_number_of_processes_is_refused() -> None:
         placement.find_placement(TORCHRUN, job(processes=4))
 
 
-@pytest.mark.parametrize(
-    ("text", "meet"), [("a:1", ("a", 1)), ("10.0.0.5", ("10.0.0.5", 29500)), ("[fd00::1]:80", ("fd00::1", 80))]
-)
-def test_meeting_places(text: str, meet: tuple[str, int]) -> None:
-    assert parse_meet(text, "MASTER_ADDR") == meet
-
-
 def test_a_name_that_means_this_machine_only_is_resolved_by_the_leader_and_refused_by_others() -> None:
     real = [a for a in local_processes.list_addresses() if ":" not in a and not ipaddress.ip_address(a).is_loopback]
     debian = ("node0", 29500)
@@ -99,15 +92,15 @@ def test_a_name_that_means_this_machine_only_is_resolved_by_the_leader_and_refus
         return ["127.0.1.1"]
 
     if len(real) == 1:
-        assert local_processes.find_own_address(debian, leads=True, resolve=resolve) == real[0]
+        assert local_processes.find_own_address(*debian, leads=True, resolve=resolve) == real[0]
     else:
         with pytest.raises(SpecError, check=saying("which-says-not-which-network")):
-            local_processes.find_own_address(debian, leads=True, resolve=resolve)
+            local_processes.find_own_address(*debian, leads=True, resolve=resolve)
     with pytest.raises(SpecError, check=saying("node-node-itself", "127.0.1.1")):
-        local_processes.find_own_address(debian, leads=False, resolve=resolve)
+        local_processes.find_own_address(*debian, leads=False, resolve=resolve)
     if real:
-        assert local_processes.find_own_address(("x", 1), leads=True, resolve=lambda host, port: [real[0]]) == real[0]
-        assert local_processes.find_interface(real[0]) not in ("", local_processes.LOOPBACK)
+        assert local_processes.find_own_address("x", 1, leads=True, resolve=lambda host, port: [real[0]]) == real[0]
+        assert local_processes.list_addresses()[real[0]] != local_processes.LOOPBACK
 
 
 def test_supervisors_of_one_machine_share_it_and_take_one_gpu_each() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from drivetrain.distributed import world
-from drivetrain.distributed.batch_parts import BatchParts
+from drivetrain.distributed.batch_sharding import BatchSharding
 from drivetrain.distributed.ranks import Ranks
 from drivetrain.errors import SpecError
 from drivetrain.hardware.facts import read_hardware
@@ -82,7 +82,7 @@ def test_every_sample_once_an_epoch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [1, 3, 4, 7, 8, 12])
 def test_shards_make_up_the_batch(size: int) -> None:
     ids = np.arange(size)
-    parts = [BatchParts(Ranks(rank, 4), 12).select_own_samples(ids) for rank in range(4)]
+    parts = [BatchSharding(Ranks(rank, 4), 12).select_local(ids) for rank in range(4)]
     if size >= 8:
         assert np.concatenate(parts).tolist() == ids.tolist()
         assert max(map(len, parts)) - min(map(len, parts)) <= 1

@@ -114,7 +114,8 @@ def test_the_first_epoch_need_not_end() -> None:
     sharing: Any = SimpleNamespace(has_looked=False, is_sharing=True)
     records: Any = StepRecords.__new__(StepRecords)
     records.run = SimpleNamespace(
-        peers=SimpleNamespace(problem=None, catching=contextlib.nullcontext), signals=SimpleNamespace(peek=lambda: None)
+        lockstep=SimpleNamespace(held_error=None, holding_errors=contextlib.nullcontext),
+        signals=SimpleNamespace(peek=lambda: None),
     )
     records.profiler, records.saver = None, SimpleNamespace(is_due=lambda: False)
     records.progress = SimpleNamespace(restart_estimate=lambda run, reason: corrections.append(reason))

@@ -134,7 +134,7 @@ def train_steps(device_run: run.Run, device_reads: DeviceReads) -> list[Any]:
     for _, batch in zip(range(3), device_run.batches.epoch(0), strict=False):
         with device_reads, NumbersSent(device_reads.waits):
             assert loop.train_step(device_run, records, batch) is results[-1]
-        assert device_run.peers.problem is None
+        assert device_run.lockstep.held_error is None
     assert device_reads.results == len(results) == 3  # each is copied once, and that copy is queued, too
     return results
 

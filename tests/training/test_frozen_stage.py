@@ -16,7 +16,7 @@ from drivetrain.job import Job
 from drivetrain.models.forward_pass import ForwardPass
 from drivetrain.system import fault_points
 from drivetrain.training import train
-from drivetrain.training.peers import HalfUpdated
+from drivetrain.training.lockstep import HalfUpdated
 from drivetrain.training.run import Run
 from tests import tiny
 from tests.messages import begins_with, ends_with, says_only

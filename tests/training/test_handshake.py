@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from drivetrain.distributed.world import WORLD_SIZE
-from drivetrain.training import handshake
+from drivetrain.plan import plan
+from drivetrain.training import handshake, start_checks
 from drivetrain.training.checkpoints.checkpoint import can_resume
 from tests import tiny
 
@@ -34,3 +36,12 @@ def test_a_process_takes_plan_and_resume_from_the_leader(
     lead.join()
     assert json.loads((other / "plan.json").read_text()) == {"made by": "leader"}
     assert can_resume(leader) is can_resume(other) is resumes
+
+
+def test_the_plan_of_rank_0_counts() -> None:
+    """A machine with less memory may have chosen another place for cached features."""
+    local_plan = plan.resolve(tiny.job(), tiny.machine(), None, plain=True)
+    leader_values = local_plan.values() | {"feature_cache": True}
+    ranks = Mock(broadcast_text=lambda text: json.dumps(leader_values))
+    adopted_plan = start_checks.adopt_plan(ranks, local_plan)
+    assert adopted_plan.values() == leader_values != local_plan.values()

@@ -17,7 +17,7 @@ import torch
 from drivetrain.data.dataset import Batch
 from drivetrain.data.images.augment import Augment
 from drivetrain.data.images.preprocess import ImagePreprocessing
-from drivetrain.distributed.batch_parts import BatchShare
+from drivetrain.distributed.batch_sharding import BatchShare
 from drivetrain.job.data import ColorJitter, Cutmix, Erasing, ImageAugment, Mixup, RandAugment, ResizedCrop
 from drivetrain.job.train import CrossEntropy, Focal, Fp16
 from drivetrain.models.forward_pass import ForwardPass

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from drivetrain.data import stateless_random
 from drivetrain.data.dataset import Batch, Head
 from drivetrain.data.load_data import load
-from drivetrain.distributed.batch_parts import BatchShare
+from drivetrain.distributed.batch_sharding import BatchShare
 from drivetrain.errors import Stopped
 from drivetrain.job.train import CrossEntropy, Focal, Huber
 from drivetrain.job_spec import load_job as job_spec
@@ -312,8 +312,8 @@ def test_an_operation_without_deterministic_kernel_is_named_once_and_training_co
 def test_an_earlier_problem_outlasts_the_change_to_other_kernels(is_wrapped_again: bool) -> None:
     """A stop that the other processes do not know yet must not give way to the attempt with other kernels."""
     step = build_unpooled_step(True, [])
-    step.exchange.wrap_if_changed = lambda model: is_wrapped_again  # type: ignore[method-assign]
-    step.peers.keep(Stopped("max_time has passed"))
+    step.exchange.wrap_if_changed = lambda network: is_wrapped_again  # type: ignore[method-assign]
+    step.lockstep.hold(Stopped("max_time has passed"))
     with torch_settings.use_default_switches(), pytest.raises(Stopped):
         step(Batch(np.arange(6), (torch.randn(6, 1, 8, 8),), {"": torch.arange(6) % 3}))
 

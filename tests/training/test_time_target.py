@@ -11,8 +11,8 @@ import torch
 from drivetrain.errors import SpecError
 from drivetrain.job import Job
 from drivetrain.job.train import Train
+from drivetrain.training.lockstep import Lockstep, RankStatus
 from drivetrain.training.optimizer import build, build_rates
-from drivetrain.training.peers import Peers, StepNote
 from drivetrain.training.time_target import COMMAND_BEGAN, ENDING_SECONDS, Counters, TimeTarget
 from drivetrain.training.user_parts import UserParts
 from tests import tiny
@@ -145,8 +145,8 @@ def test_the_schedule_follows_the_share_and_ends_near_zero(schedule: str) -> Non
 
 
 def test_all_processes_take_the_share_of_the_first_one() -> None:
-    peers = Peers()
-    peers.measure_time_share = lambda: 0.4
-    assert peers.write_note() == (0, 0.4, 0)
-    assert peers.finish_exchange([StepNote(0, 0.3), StepNote(0, 0.4)]) is None
-    assert peers.time_share == 0.3
+    lockstep = Lockstep()
+    lockstep.measure_time_share = lambda: 0.4
+    assert lockstep.make_status() == (0, 0.4, 0)
+    assert lockstep.agree_on_error([RankStatus(0, 0.3), RankStatus(0, 0.4)]) is None
+    assert lockstep.time_share == 0.3

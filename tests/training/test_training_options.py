@@ -13,7 +13,7 @@ from torch import Tensor
 
 from drivetrain.data import stateless_random
 from drivetrain.data.dataset import Batch
-from drivetrain.distributed.batch_parts import BatchShare
+from drivetrain.distributed.batch_sharding import BatchShare
 from drivetrain.errors import Stopped
 from drivetrain.job import Job
 from drivetrain.job.data import Cutmix, ImageAugment, Mixup

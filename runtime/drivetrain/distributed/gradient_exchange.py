@@ -1,9 +1,10 @@
-"""Sums gradients over all processes during the backward pass, with torch's DistributedDataParallel.
+"""Sums the gradients of all ranks during the backward pass, with torch's DistributedDataParallel (DDP).
 
-DistributedDataParallel searches for unused parameters from the result of the wrapped module, so the module must return
-the loss. Its hook sums instead of averaging: each loss is already divided by the weight of the whole batch. With
-`find_unused_parameters` torch keeps its first layout of buckets. The layout determines the order of additions in a ring
-of processes, so a resumed run rounds in the same way as an uninterrupted run.
+- DDP looks for unused parameters from the result of the wrapped module, so the module returns the loss. An output that
+  the loss ignores would otherwise make the ranks wait for its gradient forever.
+- Its hook sums instead of averaging, because each loss is already divided by the weight of the whole batch.
+- `find_unused_parameters` also makes torch keep its initial layout of buckets. The layout determines the order of
+  additions in a ring of ranks, so with it a resumed run has the same bits as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -41,102 +41,92 @@ class _LossModule(nn.Module):
 
 
 class GradientExchange:
-    """Exchanges the gradients of this process with other processes; does nothing in a single process."""
+    """Sums the gradients of all ranks; does nothing in a process that trains alone."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self._wrapped: DistributedDataParallel | None = None
-        self._trained: list[nn.Parameter] = []
-        self._is_new = False
-        """Whether the wrapped network has not computed a loss yet."""
-        self._sent_at = 0.0
-        """Time when the last bucket of the current pass was sent."""
+        self._ddp: DistributedDataParallel | None = None
+        self._trained_parameters: list[nn.Parameter] = []
+        self._has_computed = False
+        """Whether the wrapped network has computed a loss."""
 
-    def wrap_if_changed(self, model: nn.Module) -> bool:
-        """Wrap the network if its trained parameters have changed, as in every stage of `model.unfreeze`.
+    def wrap_if_changed(self, network: nn.Module) -> bool:
+        """Wrap the network in DDP before the first step, and again when `model.unfreeze` changes its trained parameters.
 
         Returns:
-            Whether it was wrapped, as in the first step; never in a single process.
+            Whether it was wrapped now; never in a process that trains alone.
 
         Raises:
             PeerError: if another process has ended.
         """
-        trained = [p for p in model.parameters() if p.requires_grad]
-        if self.ranks.count == 1 or [id(p) for p in trained] == [id(p) for p in self._trained]:
+        trained = [p for p in network.parameters() if p.requires_grad]
+        if self.ranks.world_size == 1 or [id(p) for p in trained] == [id(p) for p in self._trained_parameters]:
             return False
-        self._trained, self._is_new = trained, True
+        self._trained_parameters, self._has_computed = trained, False
         # Remove the hooks of the wrapped network before wrapping it again.
-        self._wrapped = None
+        self._ddp = None
         _make_compiler_folder()
         # This optimization would split a compiled network at the borders of the buckets.
         torch._dynamo.config.optimize_ddp = False
         # A warning recommends another name of `broadcast_buffers`, which older torch does not have.
         with warnings.catch_warnings(action="ignore", category=FutureWarning), self.ranks.raising_peer_errors():
-            self._wrapped = DistributedDataParallel(
-                _LossModule(model),
+            self._ddp = DistributedDataParallel(
+                _LossModule(network),
                 broadcast_buffers=False,
                 find_unused_parameters=True,
                 gradient_as_bucket_view=True,
                 bucket_cap_mb=CPU_BUCKET_MEGABYTES if trained[0].device.type == "cpu" else GPU_BUCKET_MEGABYTES,
             )
-        self._wrapped.register_comm_hook(None, self._make_hook())
+        self._ddp.register_comm_hook(None, _sum_bucket)
         return True
 
-    def _make_hook(self) -> Callable[[Any, Any], Any]:
-        def sum_bucket(state, bucket):  # type: ignore[no-untyped-def]
-            # register_comm_hook compares annotations by identity, and here they would be strings.
-            self._sent_at = time.monotonic()
-            work = torch.distributed.all_reduce(bucket.buffer(), async_op=True)
-            return work.get_future().then(lambda done: done.value()[0])
-
-        return sum_bucket
-
-    @contextlib.contextmanager
-    def sending(self, *, is_last: bool) -> Iterator[None]:
-        """Run the forward and backward pass of a micro-batch in the block; gradients are sent with the last one."""
-        wrapped = self._wrapped
-        with contextlib.nullcontext() if is_last or wrapped is None else wrapped.no_sync():
-            yield
-        if is_last and wrapped is not None:
-            # The backward pass ends when all sums have arrived.
-            self.ranks.waits.add(time.monotonic() - self._sent_at)
+    def all_reduce_if(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
+        """Return the context for the passes of a micro-batch; only the last one of a batch sends the sums of gradients."""
+        return contextlib.nullcontext() if is_last or self._ddp is None else self._ddp.no_sync()
 
     def route_through_ddp(self, compute_loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """Return `compute_loss` such that its backward pass sums the gradients of all processes.
+        """Return `compute_loss` such that its backward pass sums the gradients of all ranks.
 
         The returned function raises SpecError if the network reports gradients twice.
         """
-        return compute_loss if self._wrapped is None else functools.partial(self._compute_loss, compute_loss)
+        return compute_loss if self._ddp is None else functools.partial(self._compute_loss, compute_loss)
 
     def _compute_loss(self, compute_loss: Callable[..., Tensor], *arguments: object) -> Tensor:
-        assert self._wrapped is not None
-        loss: Tensor = self._wrapped(compute_loss, *arguments)
-        if self._is_new:
-            self._is_new = False
+        assert self._ddp is not None
+        loss: Tensor = self._ddp(compute_loss, *arguments)
+        if not self._has_computed:
+            self._has_computed = True
             _refuse_reentrant(loss)
         return loss
 
-    def sum_loss_and_gather(self, loss: Tensor, note: Sequence[float]) -> tuple[Tensor, list[list[float]]]:
-        """Sum the losses and gather the notes of all processes; here the host waits for all of them.
+    def sum_loss_and_gather(self, loss: Tensor, status: Sequence[float]) -> tuple[Tensor, list[list[float]]]:
+        """Sum the losses and gather the statuses of all ranks; here the host waits for all of them.
 
         Args:
-            loss: loss of this process's share, a scalar tensor.
-            note: numbers to send to all processes.
+            loss: loss of this rank's shard, a scalar tensor.
+            status: numbers to send to all ranks.
 
         Returns:
-            The sum of the losses, and the notes by rank.
+            The sum of the losses, and the statuses by rank.
 
         Raises:
             PeerError: if another process has ended.
         """
-        if self.ranks.count == 1:
-            return loss, [list(note)]
+        if self.ranks.world_size == 1:
+            return loss, [list(status)]
         if loss.is_cuda:  # reading the loss would wait for the whole pass
             (total,) = self.ranks.all_reduce_sum([loss])
-            return total, self.ranks.all_gather(note)
-        rows = self.ranks.all_gather([*note, float(loss)])
-        losses, notes = [row[-1] for row in rows], [row[:-1] for row in rows]
-        return loss.new_tensor(sum(losses)), notes
+            return total, self.ranks.all_gather(status)
+        rows = self.ranks.all_gather([*status, float(loss)])
+        losses, statuses = [row[-1] for row in rows], [row[:-1] for row in rows]
+        return loss.new_tensor(sum(losses)), statuses
+
+
+# Without annotations: register_comm_hook compares them by identity, and here they would be strings.
+def _sum_bucket(state, bucket):  # type: ignore[no-untyped-def]
+    """Sum the gradients of a bucket over all ranks: a communication hook of DDP."""
+    work = torch.distributed.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
 
 
 def _make_compiler_folder() -> None:
@@ -148,7 +138,7 @@ def _make_compiler_folder() -> None:
 
 
 def _refuse_reentrant(loss: Tensor) -> None:
-    """Refuse a graph with reentrant checkpoints, which DistributedDataParallel does not allow."""
+    """Refuse a graph with reentrant checkpoints, which DDP does not allow."""
     visited, pending = set[Any](), [loss.grad_fn]
     while pending:
         node = pending.pop()

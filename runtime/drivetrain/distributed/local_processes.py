@@ -1,7 +1,7 @@
-"""Starts, watches and ends the training processes of one supervisor, except the first one, which it starts elsewhere.
+"""Starts, watches and ends the training processes of one supervisor: its first process leads, the others follow.
 
-With several nodes it also chooses the network between them: the interface that leads to the meeting place, and the
-socket of rank 0.
+The supervisor itself starts the leader. With several nodes this module also chooses the network between them: the
+interface that leads to the meeting host, where rank 0 keeps torch's store.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from drivetrain.distributed import world
-from drivetrain.distributed.placement import Meet, Placement
+from drivetrain.distributed.placement import Placement
 from drivetrain.errors import PeerError, RestartSmaller, SpecError, Stopped
 from drivetrain.system import child_process, signals
 from drivetrain.system.console import say_error
@@ -31,7 +31,7 @@ from drivetrain.system.signals import CRASH_EXIT_CODES
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 RESOLVE_TIMEOUT = 60.0
-"""Seconds for looking up the meeting host again: the name of a pod is unknown at first."""
+"""Seconds for looking up the host of the store again: the name of a pod is unknown at first."""
 CHECK_INTERVAL = 0.2
 """Seconds between two checks of the processes."""
 LAST_WAIT = 5.0
@@ -53,8 +53,8 @@ class LocalProcesses:
     """Number of processes of all supervisors."""
     supervisors: int = 1
     """Number of supervisors."""
-    meeting: str = ""
-    """host:port of the store."""
+    meet: tuple[str, int] = ("", 0)
+    """Host and port of rank 0's store."""
     interface: str = LOOPBACK
     """Name of the network interface."""
     listener: socket.socket | None = None
@@ -68,7 +68,8 @@ class LocalProcesses:
             world.RANK: str(self.first_rank + number),
             world.LOCAL_RANK: str(number),
             world.WORLD_SIZE: str(self.total),
-            world.MEETING: self.meeting,
+            "MASTER_ADDR": self.meet[0],
+            "MASTER_PORT": str(self.meet[1]),
             # Names of torchrun for the user's code: an iterable yields the samples of its process.
             "RANK": str(self.first_rank + number),
             "LOCAL_RANK": str(number),
@@ -106,26 +107,22 @@ def open_meeting(count: int, placement: Placement | None) -> Iterator[LocalProce
     if placement is None and count == 1:
         yield LocalProcesses(1)
         return
-    interface, listener, meeting = LOOPBACK, None, ""
     if placement is None:
-        listener = open_listener()
-        meeting = f"127.0.0.1:{listener.getsockname()[1]}"
-    else:
-        host, port = placement.meet
-        address = host
-        if placement.supervisors > placement.local_supervisors:
-            address = find_own_address(placement.meet, leads=placement.leads)
-            interface = find_interface(address)
-        if placement.leads and not placement.starter_keeps_store:
-            listener = open_listener(address, port)
-            host = address
-        meeting = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    first_rank, supervisors = (placement.index * count, placement.supervisors) if placement else (0, 1)
-    try:
-        yield LocalProcesses(count, first_rank, count * supervisors, supervisors, meeting, interface, listener)
-    finally:
-        if listener:
-            listener.close()
+        with open_listener() as listener:
+            yield LocalProcesses(count, total=count, meet=listener.getsockname(), listener=listener)
+        return
+    (host, port), interface = placement.meet, LOOPBACK
+    own_address = host
+    if placement.supervisors > placement.local_supervisors:
+        own_address = find_own_address(host, port, leads=placement.leads)
+        interface = list_addresses().get(own_address, LOOPBACK)
+    first_rank, total = placement.index * count, placement.supervisors * count
+    processes = LocalProcesses(count, first_rank, total, placement.supervisors, (host, port), interface)
+    if not placement.leads or placement.starter_keeps_store:
+        yield processes
+        return
+    with open_listener(own_address, port) as listener:
+        yield replace(processes, meet=(own_address, port), listener=listener)
 
 
 @contextlib.contextmanager
@@ -207,17 +204,14 @@ def _choose_return_code(leader: Process, followers: Sequence[Process], *, killed
             # They were stopped before they were connected; connected processes stop together.
             say_error(Stopped("a process was stopped before the first step finished", "", "run the same command again"))
             return Stopped.exit_code
-        return _report_lost(
+        lost = PeerError(
             f"another process of this run died (exit {dead[0].returncode})",
+            "all processes of the run",
             "run the same command again; it resumes from the last checkpoint; see ranks/*/log.txt in the run folder",
         )
+        say_error(lost)
+        return PeerError.exit_code
     return code
-
-
-def _report_lost(description: str, action: str) -> int:
-    """Print an error about a lost process; returns its exit code."""
-    say_error(PeerError(description, "all processes of the run", action))
-    return PeerError.exit_code
 
 
 def open_listener(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
@@ -237,39 +231,33 @@ def open_listener(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
         ) from None
 
 
-def find_own_address(meet: Meet, *, leads: bool, resolve: Callable[[str, int], list[str]] | None = None) -> str:
-    """Find the address of this node in the network that leads to the meeting place.
+def find_own_address(
+    host: str, port: int, *, leads: bool, resolve: Callable[[str, int], list[str]] | None = None
+) -> str:
+    """Find the address of this node in the network that leads to rank 0's store.
 
     Args:
-        meet: host and port of the meeting place.
-        leads: whether this node is the meeting host.
+        host: host of the store.
+        port: its port.
+        leads: whether this node is that host.
         resolve: function that looks up the addresses of a host and port; None for the system's function.
 
     Raises:
         PeerError: if the host stays unknown, or if no network leads to it.
         SpecError: if its name means a follower itself, or if the leader has several possible addresses.
     """
-    host, port = meet
     host_addresses = (resolve or _resolve_host)(host, port)
-    reachable = [address for address in host_addresses if not ipaddress.ip_address(address).is_loopback]
+    for address in host_addresses:
+        if not ipaddress.ip_address(address).is_loopback:
+            return _find_source_address(address, port)
     if leads:
-        # The meeting host is this node, so the other nodes know one of its own addresses.
-        local_addresses = list_addresses()
-        shared = [address for address in reachable if address in local_addresses]
-        # Debian maps a node's own name to 127.0.1.1; the leader then uses its only other address.
-        return shared[0] if shared else _choose_only_address(host, host_addresses, local_addresses)
-    if not reachable:
-        raise SpecError(
-            f"the meeting host {host} is {host_addresses[0]} on this node, which is the node itself",
-            "an address of node 0 that this node can reach",
-            "set MASTER_ADDR to the address of node 0 instead of its name",
-        )
-    return _find_source_address(reachable[0], port)
-
-
-def find_interface(address: str) -> str:
-    """Find the name of the network interface with this address."""
-    return list_addresses().get(address, LOOPBACK)
+        # Debian maps a node's own name to 127.0.1.1.
+        return _choose_only_address(host, host_addresses)
+    raise SpecError(
+        f"the meeting host {host} is {host_addresses[0]} on this node, which is the node itself",
+        "an address of node 0 that this node can reach",
+        "set MASTER_ADDR to the address of node 0 instead of its name",
+    )
 
 
 def list_addresses() -> dict[str, str]:
@@ -315,10 +303,13 @@ def _find_source_address(target: str, port: int) -> str:
         return str(probe.getsockname()[0])
 
 
-def _choose_only_address(host: str, resolved: list[str], interfaces: dict[str, str]) -> str:
+def _choose_only_address(host: str, resolved: list[str]) -> str:
     """Choose the leader's only IPv4 address, or else its only address, for an ambiguous name."""
-    parsed_addresses = {address: ipaddress.ip_address(address) for address in interfaces}
-    candidates = [a for a, parsed in parsed_addresses.items() if not (parsed.is_loopback or parsed.is_link_local)]
+    candidates = []
+    for address in list_addresses():
+        parsed = ipaddress.ip_address(address)
+        if not (parsed.is_loopback or parsed.is_link_local):
+            candidates.append(address)
     candidates = [address for address in candidates if ":" not in address] or candidates
     if len(candidates) == 1:
         return candidates[0]

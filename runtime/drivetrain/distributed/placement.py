@@ -5,7 +5,6 @@ srun, Kubernetes and others also start `drivetrain train` once for each process 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,11 +13,8 @@ from drivetrain.job import Job
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 DEFAULT_PORT = 29500
-"""Default port of the meeting place, the same as torchrun's."""
+"""Default port of rank 0's store, the same as torchrun's."""
 SOURCE = "RANK and WORLD_SIZE, as torchrun sets them"
-
-Meet = tuple[str, int]
-"""Host and port of the meeting place of the processes."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +25,8 @@ class Placement:
     """Number of supervisors that train together."""
     index: int
     """Number of this supervisor, from 0; number 0 leads."""
-    meet: Meet
-    """Host and port of the leader."""
+    meet: tuple[str, int]
+    """Host and port of rank 0's store, by which the processes meet."""
     local_index: int = 0
     """Number of this supervisor among the supervisors on this machine."""
     local_supervisors: int = 1
@@ -47,19 +43,6 @@ class Placement:
         """Describe the placement for the user."""
         host, port = self.meet
         return f"process {self.index} of {self.supervisors}, meeting at {host}:{port} ({SOURCE})"
-
-
-def parse_meet(text: str, source: str) -> Meet:
-    """Parse `HOST:PORT`, `[IPv6]:PORT` or `HOST`; raises SpecError for any other text."""
-    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.%\w]+)\]|([^\s:\[\]]+))(?::(\d{1,5}))?", text)
-    port = int(match[3] or DEFAULT_PORT) if match else 0
-    if match is None or not 0 < port < 65536:
-        raise SpecError(
-            f"{source} {text!r}",
-            "HOST:PORT with a port from 1 to 65535; an IPv6 address in brackets",
-            f"give an address of node 0 that all nodes can reach, such as 10.0.0.5:{DEFAULT_PORT}",
-        )
-    return match[1] or match[2], port
 
 
 def find_placement(environ: Mapping[str, str], job: Job) -> Placement | None:

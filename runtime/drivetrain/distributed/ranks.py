@@ -11,7 +11,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -38,38 +38,22 @@ BROADCAST_BYTES = 64 * 2**20
 """Approximate size of groups of tensors that are broadcast together."""
 
 
-@dataclass
-class Waits:
-    """Seconds that this process waits for the other processes."""
-
-    phase: Callable[[], str] = lambda: ""
-    """Function that returns the current phase of the training."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds by phase."""
-
-    def add(self, seconds: float) -> None:
-        """Add waiting time to the current phase."""
-        phase = self.phase()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
-
-
 @dataclass(frozen=True)
 class Ranks:
     """This process among the processes of a run."""
 
-    number: int = 0
+    rank: int = 0
     """Rank of this process."""
-    count: int = 1
+    world_size: int = 1
     """Number of processes."""
     device: str = "cpu"
-    waits: Waits = field(default_factory=Waits)
     store: Store | None = None
     """The store of this group of processes; None if there is only one."""
 
     @property
     def is_rank0(self) -> bool:
         """Whether this process writes records and checkpoints."""
-        return self.number == 0
+        return self.rank == 0
 
     def all_reduce_sum(self, values: Sequence[Tensor]) -> list[Tensor]:
         """Return the sum of each tensor over all processes, on this process's devices.
@@ -88,19 +72,20 @@ class Ranks:
         Raises:
             PeerError: if another process has ended.
         """
-        if self.count == 1 or not values:
+        if self.world_size == 1 or not values:
             return lambda: list(values)
         flat = torch.cat([value.detach().to(self.device, torch.float64).flatten() for value in values])
-        work: list[torch.distributed.Work] = []
-        self._call(lambda: work.append(torch.distributed.all_reduce(flat, async_op=True)))
+        with self.raising_peer_errors():
+            work = torch.distributed.all_reduce(flat, async_op=True)
 
         @functools.cache
-        def sums() -> list[Tensor]:
-            self._call(work[0].wait)
+        def wait_for_sums() -> list[Tensor]:
+            with self.raising_peer_errors():
+                work.wait()
             flat_sums = torch.split(flat, [value.numel() for value in values])
             return [flat_sum.view(value.shape).to(value) for flat_sum, value in zip(flat_sums, values, strict=True)]
 
-        return sums
+        return wait_for_sums
 
     def all_gather(self, values: Sequence[float]) -> list[list[float]]:
         """Gather a few numbers from each process, by rank, without sending them through a GPU.
@@ -108,26 +93,28 @@ class Ranks:
         Raises:
             PeerError: if another process has ended.
         """
-        if self.count == 1:
+        if self.world_size == 1:
             return [list(values)]
         local_values = torch.tensor(values, dtype=torch.float64)
-        gathered = [torch.empty_like(local_values) for _ in range(self.count)]
-        self._call(lambda: torch.distributed.all_gather(gathered, local_values))
+        gathered = [torch.empty_like(local_values) for _ in range(self.world_size)]
+        with self.raising_peer_errors():
+            torch.distributed.all_gather(gathered, local_values)
         return [row.tolist() for row in gathered]
 
-    def copy_text_from(self, source: int, text: str) -> str:
+    def broadcast_text(self, text: str, source: int = 0) -> str:
         """Return the text of rank `source` in all processes; each process passes its own text.
 
         Raises:
             PeerError: if another process has ended.
         """
-        if self.count == 1:
+        if self.world_size == 1:
             return text
         payload = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
         size = int(self.all_gather([float(len(payload))])[source][0])
-        if self.number != source:
+        if self.rank != source:
             payload = torch.empty(size, dtype=torch.uint8)  # receives the text
-        self._call(lambda: torch.distributed.broadcast(payload, source))
+        with self.raising_peer_errors():
+            torch.distributed.broadcast(payload, source)
         return bytes(payload.numpy()).decode()
 
     @torch.no_grad()
@@ -137,12 +124,13 @@ class Ranks:
         Raises:
             PeerError: if another process has ended.
         """
-        if self.count == 1:
+        if self.world_size == 1:
             return
         for group in _group_by_size(tensor for tensor in tensors if tensor.numel()):
             # Concatenated as bytes, because dtypes differ and a collective needs contiguous memory.
             sent = torch.cat([tensor.detach().flatten().view(torch.uint8) for tensor in group])
-            self._call(functools.partial(torch.distributed.broadcast, sent, 0))
+            with self.raising_peer_errors():
+                torch.distributed.broadcast(sent, 0)
             if self.is_rank0:
                 continue
             sizes = [tensor.numel() * tensor.element_size() for tensor in group]
@@ -152,7 +140,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def raising_peer_errors(self) -> Iterator[None]:
-        """Turn errors of torch's own exchanges in the block into PeerError.
+        """Turn the error of a collective in the block, which another process has not joined, into PeerError.
 
         Raises:
             PeerError: if another process has ended.
@@ -176,22 +164,12 @@ class Ranks:
 
     def leave(self) -> None:
         """Leave the process group after the last exchange; a process that exits inside a group may abort."""
-        if self.count > 1 and torch.distributed.is_initialized():
+        if self.world_size > 1 and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-
-    def _call(self, collective: Callable[[], object]) -> None:
-        """Run a collective, or wait for it; count its time, and turn its error into PeerError."""
-        begin = time.monotonic()
-        try:
-            collective()
-        except RuntimeError as error:
-            raise self._peer_error(error) from None
-        finally:
-            self.waits.add(time.monotonic() - begin)
 
     def _peer_error(self, error: RuntimeError) -> PeerError:
         """Build the error about a lost process after an exchange has failed with `error`, with the reason if known."""
-        broken = f"process {self.number + 1} of {self.count} lost the connection to another process"
+        broken = f"process {self.rank + 1} of {self.world_size} lost the connection to another process"
         return PeerError(
             self._read_reason() or f"{broken}: {str(error).splitlines()[0][:120]}",
             "all processes of the run",

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from drivetrain.distributed.placement import parse_meet
-from drivetrain.distributed.world import MEETING, RANK, SOCKET
+from drivetrain.distributed.world import RANK, SOCKET
 from drivetrain.errors import PeerError
 
 if TYPE_CHECKING:
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 START_TIMEOUT = timedelta(minutes=10)
 """Longest time that a process waits for the others at the start, since a node may still be pulling its image."""
-ANSWER_TIMEOUT = timedelta(seconds=30)
-"""Longest time for an answer of the store after the training has begun."""
 
 
 def find_node_name() -> str:
@@ -38,21 +35,12 @@ def connect() -> Store:
     Raises:
         PeerError: if the store cannot be reached.
     """
-    descriptor = os.environ.get(SOCKET)
-    return _connect(START_TIMEOUT, int(descriptor) if descriptor and os.environ[RANK] == "0" else None)
-
-
-def connect_again() -> Store:
-    """Connect to the same store again for another thread, because a connection serves one request at a time."""
-    return _connect(ANSWER_TIMEOUT)
-
-
-def _connect(timeout: timedelta, listen_descriptor: int | None = None) -> Store:
-    host, port = parse_meet(os.environ[MEETING], MEETING)
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    descriptor = int(os.environ[SOCKET]) if SOCKET in os.environ and os.environ[RANK] == "0" else None
+    keeps_store = descriptor is not None
     try:
-        keeps_store = listen_descriptor is not None
         store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
-            host, port, None, keeps_store, timeout, wait_for_workers=False, master_listen_fd=listen_descriptor
+            host, port, None, keeps_store, START_TIMEOUT, wait_for_workers=False, master_listen_fd=descriptor
         )
     except RuntimeError as error:
         raise PeerError(

@@ -36,9 +36,9 @@ from drivetrain.plan.plan import Plan
 from drivetrain.plan.plan_table import render
 from drivetrain.system.console import open_console, say
 from drivetrain.training import torch_setup
+from drivetrain.training.lockstep import HalfUpdated
 from drivetrain.training.loop_step import Accumulation, LoopLoss, UserGenerators
 from drivetrain.training.nonfinite import Fp16Collapse, NonfiniteGuard, NotFinite, Scaler
-from drivetrain.training.peers import HalfUpdated
 from drivetrain.training.step import Step
 from drivetrain.training.step_result import BatchLoss, StepResult
 from drivetrain.training.updater import Updater

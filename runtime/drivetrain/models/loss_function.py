@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.data.dataset import Batch
-from drivetrain.distributed.batch_parts import BatchShare
+from drivetrain.distributed.batch_sharding import BatchShare
 from drivetrain.distributed.ranks import Ranks
 
 Denominators = Callable[[], Mapping[str, Tensor]]

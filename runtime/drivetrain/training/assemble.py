@@ -17,7 +17,7 @@ from drivetrain.data.custom.iterables import batches_of
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.loader.batches import Batches
 from drivetrain.data.mixup import uses_mixing
-from drivetrain.distributed.batch_parts import BatchParts
+from drivetrain.distributed.batch_sharding import BatchSharding
 from drivetrain.distributed.ranks import Ranks, join_ranks
 from drivetrain.distributed.world import LOCAL_RANK
 from drivetrain.hardware.facts import Hardware
@@ -36,8 +36,8 @@ from drivetrain.system.signals import Signals
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.training import losses, optimizer, start_checks, torch_setup
 from drivetrain.training.checkpoints import resume
+from drivetrain.training.lockstep import Lockstep
 from drivetrain.training.losses import Objective
-from drivetrain.training.peers import Peers
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.run import Run, report_event
 from drivetrain.training.solvable_heads import HeadTraining
@@ -72,7 +72,8 @@ class Assembly:
         report = partial(report_event, events, counters)
         device, ranks = _join_processes(job, hardware, report)
         model = built_model.module.to(device)
-        identity = _synchronize_start(ranks, job, hardware, self.plan, dataset, model)
+        plan = start_checks.adopt_plan(ranks, self.plan) if ranks.world_size > 1 else self.plan
+        identity = _synchronize_start(ranks, job, hardware, dataset, model)
         if device.type == "cpu":  # oneDNN's strided convolutions are wrong
             strided_convolution.rewrite(model)
         # The optimizer gets all parameters that are trained in any epoch, including layers that unfreeze later.
@@ -80,20 +81,20 @@ class Assembly:
         rate_groups = lr_groups.make_groups(job, model, built_model.list_trained())
         output_sizes = {head.outputs for head in dataset.heads.values()}
         optimizer = _build_optimizer(job, model, rate_groups, self.user_parts, output_sizes)
-        batch_parts = BatchParts(ranks, job.train.batch)
-        batches = _build_batches(job, dataset, batch_parts, report)
+        batch_sharding = BatchSharding(ranks, job.train.batch)
+        batches = _build_batches(job, dataset, batch_sharding, report)
         objective = _build_objective(job, dataset)
         forward = ForwardPass(model, objective, device)
-        forward.usual_size = batch_parts.part_size
+        forward.usual_size = batch_sharding.local_size
         forward.min_samples = _count_min_samples(built_model, model, dataset, device)
         if forward.min_samples > 1:
             batches.join_single_sample()
-        step = Step(forward, Updater(model, optimizer, job.train.clip_norm), Peers(ranks))
+        step = Step(forward, Updater(model, optimizer, job.train.clip_norm), Lockstep(ranks))
         step.interruptible, step.report = self.signals.allow_interruption, report
         run = Run(
             job=job,
             hardware=hardware,
-            plan=self.plan,
+            plan=plan,
             folder=self.folder,
             device=device,
             dataset=dataset,
@@ -108,7 +109,7 @@ class Assembly:
             step=step,
             events=events,
             counters=counters,
-            batch_parts=batch_parts,
+            batch_sharding=batch_sharding,
             stage=built_model.unfreezing.stage(epoch),
             lr_groups=rate_groups,
             user_parts=self.user_parts,
@@ -141,12 +142,11 @@ def _count_min_samples(built_model: BuiltModel, model: nn.Module, dataset: Datas
 
 
 def _synchronize_start(
-    ranks: Ranks, job: Job, hardware: Hardware, plan: Plan, dataset: Dataset, model: nn.Module
+    ranks: Ranks, job: Job, hardware: Hardware, dataset: Dataset, model: nn.Module
 ) -> dict[str, str]:
-    """Check that all processes have the same data and plan, and copy rank 0's weights; returns `resume.identity`."""
+    """Check that all ranks have the same data and network, and copy rank 0's weights; returns `collect_identity`."""
     identity = resume.collect_identity(hardware, dataset)
     start_checks.check_identical(ranks, job, dataset, model, identity["data"])
-    start_checks.check_plan(ranks, plan)
     dataset.notes += start_checks.note_same_samples(ranks, dataset)
     # User code may initialize weights from random numbers that our seed does not control.
     ranks.broadcast([*model.parameters(), *model.buffers()])
@@ -163,13 +163,15 @@ def _build_optimizer(
     return optimizer.build(job, model, factors, output_sizes)
 
 
-def _build_batches(job: Job, dataset: Dataset, batch_parts: BatchParts, report: Callable[[str, str], None]) -> Batches:
+def _build_batches(
+    job: Job, dataset: Dataset, batch_sharding: BatchSharding, report: Callable[[str, str], None]
+) -> Batches:
     """Build the batches of the training data; a process reads its shard of each batch, or the whole batch for mixing."""
     batches = batches_of(dataset, job.train.batch, job.train.seed)
-    start_checks.check_divisible(job, dataset, batch_parts.ranks.count)
+    start_checks.check_divisible(job, dataset, batch_sharding.ranks.world_size)
     if not (dataset.mixable and uses_mixing(job)):
-        batches.select_local = batch_parts.select_own_samples
-    batches.shared_memory.processes = batch_parts.ranks.count
+        batches.select_local = batch_sharding.select_local
+    batches.shared_memory.processes = batch_sharding.ranks.world_size
     batches.report = partial(report, "loader")
     return batches
 
@@ -183,7 +185,7 @@ def _apply_plan(run: Run) -> None:
     on_device = run.device.type == "cuda"
     run.step.updater.prefers_device = on_device
     run.step.forward.deterministic_only = on_device and run.job.train.is_deterministic(on_gpu=True)
-    processes, free_bytes = run.ranks.count, run.hardware.memory.available
+    processes, free_bytes = run.ranks.world_size, run.hardware.memory.available
     heads = HeadTraining(
         run.job, run.built_model, run.readable, run.step.forward, run.user_parts, processes, free_bytes
     )

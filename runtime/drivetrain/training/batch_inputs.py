@@ -9,7 +9,7 @@ import numpy as np
 from drivetrain.data import stateless_random
 from drivetrain.data.dataset import Batch
 from drivetrain.data.mixup import mix, uses_mixing
-from drivetrain.distributed.batch_parts import BatchShare
+from drivetrain.distributed.batch_sharding import BatchShare
 from drivetrain.training.run import Run
 
 
@@ -32,7 +32,7 @@ def mix_samples(run: Run, batch: Batch) -> Batch:
     if not uses_mixing(run.job):
         return batch
     # Mixing needs the whole batch, so only now does this process take its shard.
-    return batch.take_rows(run.batch_parts.select_own_samples(np.arange(len(batch))))
+    return batch.take_rows(run.batch_sharding.select_local(np.arange(len(batch))))
 
 
 def share_batch(run: Run, samples: int | None = None) -> BatchShare:
@@ -43,7 +43,7 @@ def share_batch(run: Run, samples: int | None = None) -> BatchShare:
     Args:
         samples: size of the batch over all processes; None if this process computes all of it.
     """
-    rank = 0 if samples is None or run.batch_parts.is_repeated(samples) else run.ranks.number
+    rank = 0 if samples is None or run.batch_sharding.is_replicated(samples) else run.ranks.rank
     position = (run.counters.step, rank) if rank else (run.counters.step,)
     seed = stateless_random.derive_key(run.job.train.seed, "step", *position)
-    return BatchShare(seed=seed) if samples is None else run.batch_parts.share(samples, seed)
+    return BatchShare(seed=seed) if samples is None else run.batch_sharding.share(samples, seed)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.data.dataset import Batch
-from drivetrain.distributed.batch_parts import WHOLE
+from drivetrain.distributed.batch_sharding import WHOLE_BATCH
 from drivetrain.distributed.ranks import ALONE
 from drivetrain.models.compiled_forward import first_line
 from drivetrain.models.forward_pass import ForwardPass
@@ -148,7 +148,7 @@ class StepCapture:
         def work() -> None:
             updater.buffers.remember_content()
             with forward.restrict_kernels():
-                denominators = forward.loss.start_denominators(captured.batch, WHOLE, ALONE, forward.device)
+                denominators = forward.loss.start_denominators(captured.batch, WHOLE_BATCH, ALONE, forward.device)
                 loss = forward.compute_loss(captured.batch, denominators)
                 updater.scaler.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
             values, finite = updater.update_in_graph(loss.detach(), captured.rates)

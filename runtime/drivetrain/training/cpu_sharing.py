@@ -111,7 +111,7 @@ def watch_neighbors(run: Run) -> CpuSharing | None:
     sets `optimize.cpu_threads` each thread keeps its CPU.
     """
     threads = run.plan.value("cpu_threads")
-    if run.device.type != "cpu" or run.ranks.count > 1 or run.job.task == "python" or threads in ("off", 1):
+    if run.device.type != "cpu" or run.ranks.world_size > 1 or run.job.task == "python" or threads in ("off", 1):
         return None
     if not hasattr(os, "sched_getaffinity") or cpu_starvation.read_waited_seconds() is None:
         return None

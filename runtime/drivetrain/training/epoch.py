@@ -48,15 +48,15 @@ def open_batches(run: Run) -> Iterator[Generator[Batch]]:
 
 
 def fetch_batch(run: Run, batches: Iterator[Batch]) -> Batch:
-    """Return the next batch. A process that trains alone raises a problem instead, such as a signal or `max_time`."""
-    if run.ranks.count > 1:
-        # The other processes need this process's gradients even if it has a problem.
+    """Return the next batch. A process that trains alone raises an error instead, such as a signal or `max_time`."""
+    if run.ranks.world_size > 1:
+        # The other ranks wait for the gradients of this one, even if it has an error.
         batch = next(batches)
         if run.ranks.is_rank0 and run.time_left() <= 0:
-            run.peers.keep(_time_is_up(run))
+            run.lockstep.hold(_time_is_up(run))
         return batch
-    if run.peers.problem is not None:
-        run.peers.exchange_problems()
+    if run.lockstep.held_error is not None:
+        run.lockstep.raise_together()
     with run.signals.allow_interruption():
         batch = next(batches)
     if run.time_left() <= 0:
@@ -76,7 +76,7 @@ def evaluate_epoch(run: Run, records: StepRecords) -> None:
         check_precision(run)
     if run.time_target:
         run.time_target.add_evaluation(time.monotonic() - begin)
-    with run.peers.raising_together():
+    with run.lockstep.raising_together():
         record_evaluation(run, records, confusion)
 
 
@@ -116,7 +116,7 @@ def _record_metrics(run: Run, records: StepRecords, confusion: dict[str, object]
     return is_best
 
 
-def roll_back(run: Run, records: StepRecords, problem: RollBack) -> None:
+def roll_back(run: Run, records: StepRecords, error: RollBack) -> None:
     """Restore the last checkpoint, and record the reason and the change: batches are skipped, or fp32 replaces fp16.
 
     Raises:
@@ -125,15 +125,15 @@ def roll_back(run: Run, records: StepRecords, problem: RollBack) -> None:
     # A signal in the middle of a rollback would leave weights and counters of two different steps.
     with run.signals.protect_section():
         kind, consequence = "memory", ""
-        if isinstance(problem, NotFinite):
-            run.numerics.roll_back(problem)
+        if isinstance(error, NotFinite):
+            run.numerics.roll_back(error)
             skipped = ", ".join(f"epoch {e + 1} batch {b + 1}" for e, b in sorted(run.numerics.skipped_batches))
             kind, consequence = "numbers", f", skipping batches: {skipped or 'none'}"
-        elif isinstance(problem, Fp16Collapse):
+        elif isinstance(error, Fp16Collapse):
             kind, consequence = "precision", ", continuing in fp32 (train.fp16.fallback)"
         checkpoint_name = _restore_checkpoint(run, records)
-        run.events.add(kind, f"{problem}; back to {checkpoint_name}{consequence}", run.counters.step)
-        if isinstance(problem, Fp16Collapse):
+        run.events.add(kind, f"{error}; back to {checkpoint_name}{consequence}", run.counters.step)
+        if isinstance(error, Fp16Collapse):
             run.step.fall_back_to_fp32()
 
 
@@ -141,11 +141,11 @@ def _restore_checkpoint(run: Run, records: StepRecords) -> str:
     """Restore the last checkpoint, and drop all later records; returns the checkpoint's name."""
     fault_point("roll back", run)
     records.drop()
-    # The traceback of the problem keeps tensors alive.
-    run.peers.last_exchanged = None
+    # The traceback of the error keeps tensors alive.
+    run.lockstep.last_held_error = None
     # A save in the background may still be writing the checkpoint to restore.
     records.saver.wait()
-    # One process may have halved its micro-batches before the problem; all processes continue with the smallest size.
+    # One process may have halved its micro-batches before the error; all processes continue with the smallest size.
     sizes = [int(row[0]) for row in run.ranks.all_gather([run.step.forward.micro_batch or 0])]
     run.step.use_micro_batch(min(filter(None, sizes), default=None))
     loaded, damaged = rank_checkpoints.load_latest(run)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain.data.custom import user_code
+from drivetrain.data.notes import list_names
 from drivetrain.distributed import store as stores
 from drivetrain.distributed.world import NODES, RANK, WORLD_SIZE
 from drivetrain.errors import DeviceError, DrivetrainError, PeerError, SpecError
@@ -119,15 +120,12 @@ def _find_difference(leader: Mapping[str, Any], follower: Mapping[str, Any], ran
     def describe(kind: type[DrivetrainError], *texts: str) -> dict[str, Any]:
         return {"exit_code": kind.exit_code, "texts": texts}
 
-    this_process = f"rank {rank} on node {follower['node']}"
+    this_process, leader_process = f"rank {rank} on node {follower['node']}", f"the leader on node {leader['node']}"
     keys = _list_spec_differences(leader["spec"], follower["spec"])
     if keys:
-        listed = "; ".join(keys[:MAX_LISTED_KEYS])
-        if len(keys) > MAX_LISTED_KEYS:
-            listed += f"; and {len(keys) - MAX_LISTED_KEYS} more"
         return describe(
             SpecError,
-            f"{this_process} has a different job than the leader on node {leader['node']}: {listed}",
+            f"{this_process} has a different job than {leader_process}: {list_names(keys, MAX_LISTED_KEYS, '; ')}",
             "one job file for all nodes, with the same --set",
             "copy the leader's job file to that node",
         )
@@ -137,15 +135,14 @@ def _find_difference(leader: Mapping[str, Any], follower: Mapping[str, Any], ran
     if other_files:
         return describe(
             SpecError,
-            f"{this_process} has a different {', '.join(other_files[:MAX_LISTED_KEYS])} than the leader on node {leader['node']}",
+            f"{this_process} has a different {', '.join(other_files[:MAX_LISTED_KEYS])} than {leader_process}",
             "the same code of the job on all nodes",
             "copy the leader's files to that node, then start all nodes again",
         )
     if follower["processes"] != leader["processes"]:
         return describe(
             SpecError,
-            f"{this_process} expects {follower['processes']} nodes in all, and the leader on node {leader['node']} "
-            f"{leader['processes']}",
+            f"{this_process} expects {follower['processes']} nodes in all, and {leader_process} {leader['processes']}",
             "the same number of nodes and of processes on each of them",
             "use nodes with as many GPUs, or set limits.gpus or limits.processes",
         )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from drivetrain.data.custom.user_loss import TOLERANCE, Count, Division, TorchMean, sum_counts, try_division
 from drivetrain.data.dataset import Batch
-from drivetrain.distributed.batch_parts import BatchShare
+from drivetrain.distributed.batch_sharding import BatchShare
 from drivetrain.distributed.ranks import Ranks
 from drivetrain.errors import SpecError
 from drivetrain.models.frozen_split import evaluating

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from drivetrain.data.custom.user_loss import CustomTerms
 from drivetrain.data.dataset import NO_LABEL, Batch, Head, Targets, onto
-from drivetrain.distributed.batch_parts import BatchShare
+from drivetrain.distributed.batch_sharding import BatchShare
 from drivetrain.distributed.ranks import Ranks
 from drivetrain.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError
 from drivetrain.models.loss_function import Denominators

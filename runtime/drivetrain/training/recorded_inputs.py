@@ -298,7 +298,7 @@ def check_data_of_nodes(run: Run) -> None:
     path = run.folder / INPUTS_FILE
     try:
         text = path.read_text(encoding="utf-8") if run.ranks.is_rank0 else ""
-        record = parse_json(run.ranks.copy_text_from(0, text), dict)
+        record = parse_json(run.ranks.broadcast_text(text), dict)
     except ValueError as error:
         raise damaged_error(path, str(error)) from None
     reads = not run.ranks.is_rank0 and os.environ.get(LOCAL_RANK, "0") == "0"

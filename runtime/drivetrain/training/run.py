@@ -1,4 +1,4 @@
-"""Holds everything that a training needs, and its position. An `Assembly` makes it."""
+"""Holds everything that a training needs, and its position. `Assembly.assemble` makes it, `loop.fit` trains it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.loader.batches import Batches
-from drivetrain.distributed.batch_parts import BatchParts
+from drivetrain.distributed.batch_sharding import BatchSharding
 from drivetrain.distributed.ranks import Ranks
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
@@ -29,10 +29,10 @@ from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.training.best_metric import BestMetric, choose_metric
 from drivetrain.training.captured_step import CudaGraphs, StepCapture
 from drivetrain.training.ema import Ema
+from drivetrain.training.lockstep import Lockstep
 from drivetrain.training.losses import Objective
 from drivetrain.training.nonfinite import NonfiniteGuard
 from drivetrain.training.optimizer import LearningRates, build_rates
-from drivetrain.training.peers import Peers
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.solvable_heads import SolvableHead
 from drivetrain.training.step import Step
@@ -42,9 +42,9 @@ from drivetrain.training.user_parts import TrainingInfo, UserParts
 
 @dataclass(kw_only=True)
 class Run:
-    """Everything that a training needs, as data; `loop.fit` trains it. Optimizations see it as an `AssembledRun`."""
+    """Everything that a training needs. Optimizations see it as an `AssembledRun`."""
 
-    # The task and where it runs.
+    # The job and the machine.
     job: Job
     hardware: Hardware
     plan: Plan
@@ -64,8 +64,8 @@ class Run:
     prefix_dtype: torch.dtype | None = None
     """dtype for computing a frozen prefix once; None for fp32."""
     batches: Batches
-    batch_parts: BatchParts
-    """Divides each batch among the processes."""
+    batch_sharding: BatchSharding
+    """Shards each batch over the ranks."""
 
     # The weights and how they change.
     built_model: BuiltModel
@@ -95,8 +95,6 @@ class Run:
     """Metrics of the last evaluation."""
     earlier_samples: int = 0
     """Samples processed by earlier attempts."""
-    local_samples: int = 0
-    """Samples that this process itself has trained on in this attempt."""
 
     # Signals, clock and records.
     signals: Signals
@@ -128,14 +126,14 @@ class Run:
             self.time_target = TimeTarget(self.job, self.clock.started, validation_batches, test_batches)
 
     @property
-    def peers(self) -> Peers:
-        """The processes that train together, and the problem of this process that the others do not know yet."""
-        return self.step.peers
+    def lockstep(self) -> Lockstep:
+        """The ranks that train together, and the error that this rank holds."""
+        return self.step.lockstep
 
     @property
     def ranks(self) -> Ranks:
-        """The same processes, and the number of this process."""
-        return self.peers.ranks
+        """The ranks that train together."""
+        return self.lockstep.ranks
 
     @property
     def checkpoints(self) -> Path:
@@ -154,9 +152,9 @@ class Run:
             return 1
         if self.time_target:
             max_steps = self.batches.per_epoch * MAX_EPOCHS
-            if not self.counters.step or not self.peers.time_share:
+            if not self.counters.step or not self.lockstep.time_share:
                 return max_steps
-            return min(max_steps, round(self.counters.step / self.peers.time_share))
+            return min(max_steps, round(self.counters.step / self.lockstep.time_share))
         steps = self.batches.per_epoch * self.job.train.epochs
         return min(steps, self.job.train.steps or steps)
 
@@ -175,10 +173,15 @@ class Run:
         """Whether the next epoch solves the heads; a run that began with steps continues with steps."""
         return bool(self.solvable_heads) and not self.counters.step
 
+    def has_next_batch(self) -> bool:
+        """Return whether the epoch continues with another batch; the answer is the same in all ranks."""
+        is_epoch_done = self.counters.batch >= self.batches.per_epoch
+        return not is_epoch_done and not self.reached_step_limit() and self.stop_reason is None
+
     def reached_step_limit(self) -> bool:
         """Return whether the run has finished the steps of `train.steps` or used up the time of `train.within`."""
         if self.time_target:
-            return self.peers.time_share >= 1
+            return self.lockstep.time_share >= 1
         limit = self.job.train.steps
         return limit is not None and self.counters.step >= limit
 
@@ -188,11 +191,11 @@ class Run:
         if target is None or self.only_solves_heads:
             return
         target.begin()
-        self.peers.measure_time_share = lambda: target.measure_share(
+        self.lockstep.measure_time_share = lambda: target.measure_share(
             counters.step, counters.epoch + counters.batch / self.batches.per_epoch
         )
-        # One exchange before the first step, so that all processes know rank 0's share.
-        self.peers.exchange_problems()
+        # One exchange before the first step, so that all ranks know rank 0's share.
+        self.lockstep.raise_together()
 
     def capture_steps(self) -> None:
         """Capture whole steps as CUDA graphs and replay them."""
@@ -210,7 +213,7 @@ class Run:
 
     def set_learning_rates(self) -> float:
         """Set the learning rates of the next step; returns the rate of the first parameter group."""
-        share = self.peers.time_share if self.time_target else None
+        share = self.lockstep.time_share if self.time_target else None
         return self.rates.set(self.counters, self.best_metric.factor(), share)
 
     def collect_info(self, epoch: int, **values: Any) -> TrainingInfo:

@@ -1,4 +1,4 @@
-"""Checks before the first step: all processes have the same data, network and plan, and the batches can be trained.
+"""Checks before the first step: all ranks have the same data, network and plan, and the batches can be trained.
 
 Each process loads the data and builds the network itself. User code that uses unseeded random numbers, or iterates over
 a set or a folder listing, can give different results in each process.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 
 import numpy as np
@@ -19,8 +18,7 @@ from drivetrain.data.custom.user_loss import SPLITTABLE
 from drivetrain.data.dataset import Batch, Dataset
 from drivetrain.distributed.ranks import Ranks
 from drivetrain.distributed.store import find_node_name
-from drivetrain.distributed.world import NODES
-from drivetrain.errors import DataError, SpecError
+from drivetrain.errors import DataError
 from drivetrain.job import Job
 from drivetrain.models.forward_pass import ForwardPass
 from drivetrain.plan.plan import Plan
@@ -38,7 +36,7 @@ def check_identical(ranks: Ranks, job: Job, dataset: Dataset, model: nn.Module, 
         DataError: if samples, targets or preprocessing differ.
         SpecError: if the networks differ.
     """
-    if ranks.count == 1:
+    if ranks.world_size == 1:
         return
     preprocessing = json.dumps(dataset.preprocessing, default=str)
     texts = {"samples": fingerprint, "preprocessing": preprocessing, "classes": repr(dataset.heads)}
@@ -59,52 +57,34 @@ def _find_difference(ranks: Ranks, texts: Mapping[str, str]) -> str | None:
     for number, row in enumerate(other_rows, 2):
         for name, first_digest, digest in zip(texts, first_row, row, strict=True):
             if first_digest != digest:
-                return f"process {number} of {ranks.count} has different {name}"
+                return f"process {number} of {ranks.world_size} has different {name}"
     return None
 
 
 def note_same_samples(ranks: Ranks, dataset: Dataset) -> list[str]:
     """Return a warning if all processes read the same samples from an iterable, judged by the first one."""
-    if ranks.count == 1 or not isinstance(dataset.train, StreamSplit):
+    if ranks.world_size == 1 or not isinstance(dataset.train, StreamSplit):
         return []
     content = b"".join(value.numpy().tobytes() for value in dataset.train.gather(np.arange(1)))
     rows = ranks.all_gather([float(int.from_bytes(hashlib.sha256(content).digest()[:6]))])
     if any(row != rows[0] for row in rows):
         return []
     return [
-        f"warning: the {ranks.count} processes begin with the same sample of the iterable; it should yield different samples in each process, by its number RANK of "
+        f"warning: the {ranks.world_size} processes begin with the same sample of the iterable; it should yield different samples in each process, by its number RANK of "
         "WORLD_SIZE (environment variables)"
     ]
 
 
-def check_plan(ranks: Ranks, plan: Plan) -> None:
-    """Refuse to train with different plans on several machines.
-
-    Raises:
-        SpecError: if a machine has made a different decision.
-    """
-    if NODES not in os.environ:
-        return
-    local_values = plan.values()
-    leader_values = json.loads(ranks.copy_text_from(0, json.dumps(local_values)))
-    wrong = []
-    for name, value in leader_values.items():
-        if local_values[name] != value:
-            wrong.append(f"{name} is {local_values[name]}, there {value}")
-    difference = first_difference(ranks, "; ".join(wrong))
-    if difference:
-        raise SpecError(
-            f"a different plan than on the leader's machine: {difference}",
-            "one plan for all machines",
-            "set the value in the job, under optimize, or use machines of one kind",
-        )
+def adopt_plan(ranks: Ranks, plan: Plan) -> Plan:
+    """Return the plan with rank 0's values: a rank whose machine has less memory or disk may have chosen others."""
+    return plan.with_values(json.loads(ranks.broadcast_text(json.dumps(plan.values()))))
 
 
 def first_difference(ranks: Ranks, wrong: str) -> str:
     """Return the first text `wrong` of any process that is not empty, with its machine; empty if all are."""
-    text = f"rank {ranks.number} on node {find_node_name()}: {wrong}"
+    text = f"rank {ranks.rank} on node {find_node_name()}: {wrong}"
     is_wrong = [bool(row[0]) for row in ranks.all_gather([float(bool(wrong))])]
-    return ranks.copy_text_from(is_wrong.index(True), text) if any(is_wrong) else ""
+    return ranks.broadcast_text(text, is_wrong.index(True)) if any(is_wrong) else ""
 
 
 SINGLE_SAMPLE = (

@@ -1,4 +1,4 @@
-"""Trains one optimizer step on one batch: forward pass, backward pass, exchange of gradients, update."""
+"""Trains one optimizer step on one batch: forward pass, backward pass, all-reduce of the gradients, update."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 from drivetrain.data.custom.user_loss import cannot_split_error
 from drivetrain.data.dataset import Batch
-from drivetrain.distributed import batch_parts
-from drivetrain.distributed.batch_parts import WHOLE, BatchShare
+from drivetrain.distributed import batch_sharding
+from drivetrain.distributed.batch_sharding import WHOLE_BATCH, BatchShare
 from drivetrain.distributed.gradient_exchange import GradientExchange
 from drivetrain.job.train import Fp16
 from drivetrain.models.compiled_forward import CompiledForward
@@ -20,19 +20,26 @@ from drivetrain.models.loss_function import Denominators
 from drivetrain.system import torch_errors, torch_settings
 from drivetrain.system.console import say
 from drivetrain.training.captured_step import StepCapture
+from drivetrain.training.lockstep import ComputeAgain, HalfUpdated, Lockstep, RankStatus, out_of_memory_error
 from drivetrain.training.nonfinite import Scaler
-from drivetrain.training.peers import ComputeAgain, HalfUpdated, Peers, StepNote, out_of_memory_error
 from drivetrain.training.step_result import BatchLoss, StepResult
 from drivetrain.training.updater import Updater
 
 
 class Step:
-    """Trains steps, each completely or not at all."""
+    """Trains steps, each completely or not at all.
 
-    def __init__(self, forward: ForwardPass, updater: Updater, peers: Peers | None = None) -> None:
-        self.forward, self.updater, self.peers = forward, updater, peers or Peers()
-        self.exchange = GradientExchange(self.peers.ranks)
+    Args:
+        forward: computes outputs and loss.
+        updater: clips gradients and updates weights.
+        lockstep: ranks that share each batch; None for a process that trains alone.
+    """
+
+    def __init__(self, forward: ForwardPass, updater: Updater, lockstep: Lockstep | None = None) -> None:
+        self.forward, self.updater, self.lockstep = forward, updater, lockstep or Lockstep()
+        self.exchange = GradientExchange(self.lockstep.ranks)
         self.capture: StepCapture | None = None
+        """CUDA graphs of whole steps; None without them."""
         self.interruptible: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         """Context that lets a signal interrupt the step: a compilation takes longer than a user would wait."""
         self.report: Callable[[str, str], None] = lambda kind, text: say(text)
@@ -72,12 +79,10 @@ class Step:
         if self.capture:
             self.capture.drop()
 
-    def __call__(self, batch: Batch, share: BatchShare = WHOLE) -> StepResult:
-        """Train one step, completely or not at all, on this process's share of a batch.
+    def __call__(self, batch: Batch, share: BatchShare = WHOLE_BATCH) -> StepResult:
+        """Train one step, completely or not at all, on this rank's shard of a batch.
 
         Measurements and searches call it; the training loop calls `replay`, `compute_gradients` and `update` itself.
-        If memory runs out in a process that trains alone, the batch is tried again in micro-batches of half the size,
-        with the same buffers and random numbers.
 
         Raises:
             SpecError: if a buffer of the network has another shape than before training.
@@ -93,46 +98,39 @@ class Step:
             return None
         result = self.capture.replay(self.forward, self.updater, batch, share.seed)
         if result is not None:
-            result.sample_hashes = [batch_parts.hash_samples(batch.ids)]
+            result.sample_hashes = [batch_sharding.hash_samples(batch.ids)]
             self.updater.last_result = result
         return result
 
-    def compute_gradients(self, batch: Batch, share: BatchShare = WHOLE) -> BatchLoss:
-        """Compute the gradients of the whole batch, over all processes; raises the same errors as `__call__`.
+    def compute_gradients(self, batch: Batch, share: BatchShare = WHOLE_BATCH) -> BatchLoss:
+        """Compute the gradients of the whole batch, summed over all ranks; raises the same errors as `__call__`.
 
-        A problem of one process is sent with its loss: all processes drop the step and raise the most serious problem.
-        The batch is computed again in smaller micro-batches after memory ran out in a process that trains alone, and
-        with other kernels after an operation had no deterministic one.
+        The ranks exchange their errors with the loss. After an error all of them drop the gradients; they either raise
+        it or try the batch again, with smaller micro-batches or other kernels.
         """
-        forward, updater, exchange, peers = self.forward, self.updater, self.exchange, self.peers
-        # A forward pass changes BatchNorm's statistics even if the step fails.
-        updater.buffers.remember()
-        denominators = forward.loss.start_denominators(batch, share, peers.ranks, forward.device)
-        is_wrapped_again = exchange.wrap_if_changed(forward.network)
-        if is_wrapped_again and forward.deterministic_only:
+        # A forward pass changes the statistics of BatchNorm even if the step fails.
+        self.updater.buffers.remember()
+        sample_hash = batch_sharding.hash_samples(batch.ids)
+        denominators = self.forward.loss.start_denominators(batch, share, self.lockstep.ranks, self.forward.device)
+        is_wrapped_again = self.exchange.wrap_if_changed(self.forward.network)
+        if is_wrapped_again and self.forward.deterministic_only:
+            # DDP could not compute this batch again after its gradients have been sent.
             self._try_kernels(batch, share, denominators)
-        compute_loss = exchange.route_through_ddp(forward.compute_loss)
-        sample_hash = batch_parts.hash_samples(batch.ids)
         while True:
-            # Gradients of other code, such as the step of a second network, do not belong to this batch.
-            updater.optimizer.zero_grad(set_to_none=True)
-            loss = self._try_batch(batch, share, denominators, compute_loss)
-            total, rows = exchange.sum_loss_and_gather(loss, peers.write_note(sample_hash))
-            notes = [StepNote(*row) for row in rows]
-            problem = peers.finish_exchange(notes)
-            if problem is None:
-                # All processes continue with rank 0's buffers.
-                peers.ranks.broadcast(updater.buffers.list_current())
-                return BatchLoss(total, [note.sample_hash for note in notes])
-            updater.discard()
-            if torch_errors.is_out_of_memory(problem):
-                self._halve_micro_batch(len(batch), problem)
-            elif not isinstance(problem, ComputeAgain):
-                raise problem
-            # After ComputeAgain the same batch is computed with the kernels that are allowed now.
+            local_loss = self._try_batch(batch, share, denominators)
+            status = self.lockstep.make_status(sample_hash)
+            loss, rows = self.exchange.sum_loss_and_gather(local_loss, status)
+            statuses = [RankStatus(*row) for row in rows]
+            error = self.lockstep.agree_on_error(statuses)
+            if error is None:
+                # All ranks continue with the BatchNorm statistics of rank 0.
+                self.lockstep.ranks.broadcast(self.updater.buffers.list_current())
+                return BatchLoss(loss, [status.sample_hash for status in statuses])
+            self.updater.discard()
+            self._prepare_retry(error, len(batch))
 
     def update(self, loss: BatchLoss, samples: int) -> StepResult:
-        """Update the weights with the gradients of a batch; this process has computed `samples` of its samples.
+        """Update the weights with the gradients of a batch; this rank has computed `samples` of its samples.
 
         Raises:
             RestartSmaller: if memory ran out in one of several processes.
@@ -143,58 +141,67 @@ class Step:
         except (MemoryError, RuntimeError) as error:
             if not torch_errors.is_out_of_memory(error):
                 raise
-            if self.peers.ranks.count > 1:
-                raise out_of_memory_error(self.peers.ranks, self.forward.micro_batch or samples) from None
+            self._end_if_not_alone(samples)
             self.updater.discard()
             self._halve_micro_batch(samples, error)
             raise HalfUpdated("out of memory in the middle of an update") from None
         result.sample_hashes = loss.sample_hashes
         return result
 
-    def _try_batch(
-        self, batch: Batch, share: BatchShare, denominators: Denominators, compute_loss: Callable[..., torch.Tensor]
-    ) -> torch.Tensor:
-        """Compute the gradients of this process's share of a batch; an error becomes a problem of all processes.
+    def _try_batch(self, batch: Batch, share: BatchShare, denominators: Denominators) -> torch.Tensor:
+        """Compute the gradients of this rank's shard of a batch; the rank holds an error that a retry may avoid.
 
         Returns:
-            The sum of the losses, a scalar; meaningless after a problem.
+            The sum of the micro-batch losses, a scalar; meaningless after an error.
         """
-        is_alone = self.peers.ranks.count == 1
-        # A signal may interrupt the passes of a process that trains alone, at once if it has already arrived. If one of
-        # several processes left its backward pass, the others would wait for its gradients forever.
-        guard = self.interruptible() if is_alone else self.peers.ranks.raising_peer_errors()
-        total = torch.zeros((), dtype=torch.float64, device=self.forward.device)
+        is_alone = self.lockstep.ranks.world_size == 1
+        # A signal may interrupt a process that trains alone. If one of several ranks left its backward pass, the others
+        # would wait for its gradients forever.
+        guard = self.interruptible() if is_alone else self.lockstep.ranks.raising_peer_errors()
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.forward.device)
+        compute_loss = self.exchange.route_through_ddp(self.forward.compute_loss)
+        # Gradients of other code, such as the step of a second network, do not belong to this batch.
+        self.updater.optimizer.zero_grad(set_to_none=True)
         try:
             with guard, self.forward.trying(share.seed):
                 micro_batches = list(self.forward.split(batch))
-                for number, micro_batch in enumerate(micro_batches, 1):
-                    with self.exchange.sending(is_last=number == len(micro_batches)):
+                for micro_batch in micro_batches:
+                    with self.exchange.all_reduce_if(micro_batch is micro_batches[-1]):
                         loss = compute_loss(micro_batch, denominators)
                         self.updater.scaler.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
-                        total = total + loss.detach()
+                        loss_sum = loss_sum + loss.detach()
                         del loss  # otherwise its graph would stay in memory until the next one is complete
         except (KeyboardInterrupt, MemoryError, RuntimeError) as error:
-            self.peers.keep(self._convert_to_problem(error, len(batch)))
-            return total
+            self.lockstep.hold(self._convert_error(error, len(batch)))
+            return loss_sum
         if not is_alone:
-            # A signal that has arrived in the meantime becomes a problem here, before the notes are exchanged.
-            with self.peers.catching(), self.interruptible():
+            # Hold a signal that has arrived in the meantime, so that this exchange tells the other ranks.
+            with self.lockstep.holding_errors(), self.interruptible():
                 pass
-        return total
+        return loss_sum
 
-    def _convert_to_problem(self, error: BaseException, samples: int) -> BaseException:
-        """Convert an error of a batch of `samples` samples to the problem that this process reports to the others.
+    def _try_kernels(self, batch: Batch, share: BatchShare, denominators: Denominators) -> None:
+        """Try a micro-batch without DDP, to find operations without a deterministic kernel."""
+        micro_batch = next(iter(self.forward.split(batch)))
+        try:
+            with self.forward.trying(share.seed):
+                self.forward.compute_loss(micro_batch, denominators).backward()  # type: ignore[no-untyped-call]
+        except (MemoryError, RuntimeError) as error:
+            self._convert_error(error, len(batch))  # allows other kernels, or raises
+        self.updater.discard()
+
+    def _convert_error(self, error: BaseException, samples: int) -> BaseException:
+        """Convert an error of this rank's `samples` samples to the error that the rank holds.
 
         Raises:
-            BaseException: the error itself, if another try would fail too.
+            BaseException: the error itself, if a retry would fail too.
             RestartSmaller: if memory ran out in one of several processes.
         """
         if isinstance(error, KeyboardInterrupt):
             return error
         if not torch_errors.is_out_of_memory(error):
             return self._allow_other_kernels(error)
-        if self.peers.ranks.count > 1:
-            raise out_of_memory_error(self.peers.ranks, self.forward.micro_batch or samples) from None
+        self._end_if_not_alone(samples)
         # The traceback would keep the tensors of the failed try alive.
         return error.with_traceback(None)
 
@@ -211,17 +218,24 @@ class Step:
         )
         return ComputeAgain(f"{operation} has no deterministic kernel")
 
-    def _try_kernels(self, batch: Batch, share: BatchShare, denominators: Denominators) -> None:
-        """Try a micro-batch, to find operations without a deterministic kernel before gradients are exchanged."""
-        micro_batch = next(iter(self.forward.split(batch)))
-        try:
-            with self.forward.trying(share.seed):
-                self.forward.compute_loss(micro_batch, denominators).backward()  # type: ignore[no-untyped-call]
-        except (MemoryError, RuntimeError) as error:
-            self._convert_to_problem(error, len(batch))  # allows other kernels, or raises
-        self.updater.discard()
+    def _prepare_retry(self, error: BaseException, samples: int) -> None:
+        """Prepare another try of a batch after an error of all ranks; raise the error if a retry would not help."""
+        if torch_errors.is_out_of_memory(error):
+            self._halve_micro_batch(samples, error)
+        elif not isinstance(error, ComputeAgain):  # after ComputeAgain other kernels are allowed already
+            raise error
+
+    def _end_if_not_alone(self, samples: int) -> None:
+        """End this rank after memory ran out, if it is one of several: they start again with smaller micro-batches."""
+        if self.lockstep.ranks.world_size > 1:
+            raise out_of_memory_error(self.lockstep.ranks, self.forward.micro_batch or samples) from None
 
     def _halve_micro_batch(self, batch_samples: int, error: BaseException) -> None:
+        """Halve the size of the micro-batches after memory ran out in a process that trains alone.
+
+        Raises:
+            OutOfMemory: if they cannot be smaller.
+        """
         samples = min(self.forward.micro_batch or batch_samples, batch_samples)
         obstacle = self.forward.loss.split_obstacle
         if obstacle:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from drivetrain.distributed import batch_parts
+from drivetrain.distributed import batch_sharding
 from drivetrain.errors import Stopped
 from drivetrain.system.signals import Interrupted
 from drivetrain.training.cpu_sharing import CpuSharing, watch_neighbors
@@ -63,8 +63,8 @@ class StepRecords:
             NumericsError: if fp16 has collapsed and the job has no fallback.
         """
         run, counters = self.run, self.run.counters
-        is_whole = run.batch_parts.is_repeated(run.batches.size(counters.batch))
-        digest = batch_parts.digest_batch(result.sample_hashes, shared=not is_whole)
+        is_replicated = run.batch_sharding.is_replicated(run.batches.size(counters.batch))
+        digest = batch_sharding.digest_batch(result.sample_hashes, is_replicated=is_replicated)
         position = counters.epoch, counters.batch
         self.pending.append(TrainedStep(counters.step + 1, position, learning_rate, result, digest))
         self._record_all_but(MAX_STEPS_LATE if result.on_device else 0)
@@ -83,9 +83,9 @@ class StepRecords:
         `result` is the result of the step, or None if its batch was skipped.
         """
         run = self.run
-        if run.peers.problem or run.signals.peek():
+        if run.lockstep.held_error or run.signals.peek():
             return
-        with run.peers.catching():
+        with run.lockstep.holding_errors():
             if self.cpu_sharing and not self.cpu_sharing.has_looked:
                 self._look_at_neighbors(self.cpu_sharing)
             if self.profiler:
@@ -101,10 +101,10 @@ class StepRecords:
                 run.stop_reason = run.user_parts.callbacks.call("on_step", info)
 
     def check_last_step(self) -> None:
-        """Record the last step of an epoch and check the weights before their evaluation, unless there is a problem."""
+        """Record the last step of an epoch and check the weights before their evaluation, unless there is an error."""
         if self.cpu_sharing:
             self._look_at_neighbors(self.cpu_sharing)
-        if self.run.peers.problem is not None:
+        if self.run.lockstep.held_error is not None:
             return
         interruption = self.run.signals.peek()
         if interruption:
@@ -120,17 +120,17 @@ class StepRecords:
 
     @contextlib.contextmanager
     def complete_at_stop(self) -> Iterator[None]:
-        """Record the last steps if the block of steps ends with a problem that does not undo them.
+        """Record the last steps if the block of steps ends with an error that does not undo them.
 
         Raises:
             RollBack: instead of a stop, if a step was not finite: the run rolls back first, and is stopped afterwards.
         """
         try:
             yield
-        except (RollBack, Stopped, Interrupted) as problem:
-            # A stop saves a checkpoint, so the steps before it need their rows. After a problem of another process,
+        except (RollBack, Stopped, Interrupted) as error:
+            # A stop saves a checkpoint, so the steps before it need their rows. After an error of another process,
             # rank 0 may already have recorded the row when it saved, and all processes must skip the same batches.
-            if not isinstance(problem, RollBack) or problem is not self.run.peers.last_exchanged:
+            if not isinstance(error, RollBack) or error is not self.run.lockstep.last_held_error:
                 self.flush()
             raise
 

@@ -1,4 +1,4 @@
-"""Updates the weights in a training step: clips gradients by their norm, and skips the update of a bad step."""
+"""Updates the weights in a training step: clips the gradients by their norm, and skips a step that is not finite."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from drivetrain.training.step_result import StepResult, stack_and_check
 
 
 class Updater:
-    """Updates the weights with the gradients of a batch; if the batch fails, restores the buffers that it changed.
+    """Runs the optimizer on the gradients of a batch, unless the loss or the norm of the gradients is not finite.
+
+    The host decides that, or the device (`prefers_device`), so that the host need not wait for its result. A skipped
+    step leaves weights, buffers and optimizer as they were; only an fp16 loss scale gets smaller.
 
     Args:
         network: network whose buffers are restored after a failed step.
@@ -38,7 +41,7 @@ class Updater:
         self.device = next((p.device for p in self.parameters), torch.device("cpu"))
         self.buffers, self.scaler = Buffers(network), Scaler()
         self.prefers_device = False
-        """Whether the device decides about an update if it can; the host then reads the result later."""
+        """Whether the device decides if it can, so that the host reads the result a few steps later."""
         self.rounds_rates = False
         """Whether learning rates are rounded to float32, so that captured and other steps give the same bits."""
         self.last_result: StepResult | None = None
@@ -47,17 +50,17 @@ class Updater:
         """Function that returns a context which measures its block as the phase of this name."""
 
     def update(self, loss: Tensor) -> StepResult:
-        """Update the weights with the gradients of a batch, unless its loss or a gradient is not finite."""
+        """Update the weights with the gradients in `parameters`; `loss` is the loss of the same batch, a scalar."""
         fault_point("update")
         self.scaler.unscale(self.parameters)
         norm = clip_gradients(self.parameters, self.clip_norm)
         values, finite = stack_and_check(loss, norm)
         on_device = self.can_update_on_device()
         result = StepResult(values, finite, on_device=on_device, on_read=self.make_read_callback())
-        if result.on_device:
-            self._apply_on_device(result.finite_on_device)
+        if on_device:
+            self._update_if_finite_on_device(finite)
         else:
-            self._apply_on_host(result)
+            self._update_if_finite_on_host(result)
         self.last_result = result
         return result
 
@@ -71,7 +74,7 @@ class Updater:
         norm = clip_gradients(self.parameters, self.clip_norm)
         values, finite = stack_and_check(loss, norm)
         with rates_from_device(self.optimizer, rates):
-            self._apply_on_device(finite)
+            self._update_if_finite_on_device(finite)
         return values, finite
 
     def discard(self) -> None:
@@ -104,7 +107,8 @@ class Updater:
 
         return read_in_order
 
-    def _apply_on_host(self, result: StepResult) -> None:
+    def _update_if_finite_on_host(self, result: StepResult) -> None:
+        """Wait for the numbers of this step, and run the optimizer if they are finite."""
         if self.last_result:
             self.last_result.read()
         # The device's scale is ahead by the steps that the host had not read; now the host knows all of them.
@@ -115,8 +119,8 @@ class Updater:
         else:
             self.discard()
 
-    def _apply_on_device(self, finite: Tensor) -> None:
-        """Run the optimizer if `finite`, else restore the buffers, and update the scale; the host reads no number."""
+    def _update_if_finite_on_device(self, finite: Tensor) -> None:
+        """Queue the same work on the device, where it depends on `finite`; the host reads no number."""
         with skip_unless(self.optimizer, finite):
             self._run_optimizer()
         self.buffers.keep_if(finite)

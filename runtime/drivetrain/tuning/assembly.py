@@ -119,8 +119,8 @@ def measure_plan(
 def apply_plan(assembly: Assembly, timer: PhaseTimer) -> Run:
     """Assemble the run with its plan; report and record the effective settings."""
     run = assembly.assemble(timer)
-    if run.ranks.count > 1:
+    if run.ranks.world_size > 1:
         batch_norm_note = "; BatchNorm normalizes each share by itself" if assembly.facts.has("BatchNorm") else ""
-        say(f"processes: {run.ranks.count}, each trains on its share of every batch{batch_norm_note}")
+        say(f"processes: {run.ranks.world_size}, each trains on its share of every batch{batch_norm_note}")
     effective_settings.record(run, say)
     return run

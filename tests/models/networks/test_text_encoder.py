@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from drivetrain.data.dataset import Batch
-from drivetrain.distributed.batch_parts import BatchShare
+from drivetrain.distributed.batch_sharding import BatchShare
 from drivetrain.errors import SpecError
 from drivetrain.job import dot_key
 from drivetrain.models.builders import BUILDERS

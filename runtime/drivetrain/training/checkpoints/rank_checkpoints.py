@@ -35,7 +35,7 @@ def load_latest(run: Run) -> tuple[Loaded | None, list[str]]:
 
 def _send_to_all(ranks: Ranks, loaded: Loaded | None, folder: Path) -> Loaded | None:
     """Send the leader's checkpoint to all processes and return it; None if there is none."""
-    if ranks.count == 1:
+    if ranks.world_size == 1:
         return loaded
     header = None
     if loaded is not None:
@@ -43,7 +43,7 @@ def _send_to_all(ranks: Ranks, loaded: Loaded | None, folder: Path) -> Loaded | 
         for group, tensors in loaded.tensors.items():
             shapes[group] = {name: [list(value.shape), str(value.dtype)] for name, value in tensors.items()}
         header = {"name": loaded.path.name, "state": loaded.state, "tensors": shapes}
-    leader_header = json.loads(ranks.copy_text_from(0, json.dumps(header)))
+    leader_header = json.loads(ranks.broadcast_text(json.dumps(header)))
     if leader_header is None:
         return None
     if loaded is None:

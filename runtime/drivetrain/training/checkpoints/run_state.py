@@ -30,7 +30,7 @@ def collect_state(run: Run) -> dict[str, object]:
         "identity": run.identity,
         **({"groups": read_group_settings(run.optimizer)} if run.user_parts.optimizer else {}),
         **_read_stream(run),
-        **({"within": run.time_target.state(run.peers.time_share)} if run.time_target else {}),
+        **({"within": run.time_target.state(run.lockstep.time_share)} if run.time_target else {}),
         # A callback of a program may have frozen or unfrozen layers; in a job this is a function of the epoch.
         **({"frozen": frozen} if run.job.task == "python" else {}),
         "moments": sum(value is not None for entry in run.optimizer.state.values() for value in entry.values()),
@@ -39,7 +39,7 @@ def collect_state(run: Run) -> dict[str, object]:
 
 def _read_stream(run: Run) -> dict[str, object]:
     """Read the state of an iterable that only this process reads; other iterables are read again up to the batch."""
-    if not isinstance(run.batches, StreamBatches) or run.ranks.count > 1 or not run.counters.batch:
+    if not isinstance(run.batches, StreamBatches) or run.ranks.world_size > 1 or not run.counters.batch:
         return {}
     return {"stream": run.batches.stream.read_state(run.counters.epoch, run.counters.batch)}
 
@@ -65,7 +65,7 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     state = loaded.state
     run.counters.restore(state["counters"])
     if run.time_target and "within" in state:
-        run.peers.time_share = run.time_target.load(state["within"])
+        run.lockstep.time_share = run.time_target.load(state["within"])
     in_counted_epoch = not run.counters.batch and run.counters.step % run.batches.per_epoch
     if in_counted_epoch and not run.counters.solved and not run.reached_step_limit():
         # A run that `train.steps` ended within an epoch counts that epoch; a longer run trains the rest of it.
@@ -74,7 +74,7 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
         load_group_settings(run.optimizer, state["groups"])
     run.rates.restart(run.counters)
     run.earlier_samples = run.counters.samples
-    if isinstance(run.batches, StreamBatches) and run.ranks.count == 1:
+    if isinstance(run.batches, StreamBatches) and run.ranks.world_size == 1:
         run.batches.state = (run.counters.epoch, run.counters.batch, state.get("stream"))
     run.best_metric.load(state["watch"])
     run.step.forget_last_step()

@@ -79,7 +79,7 @@ class MetricAccumulator:
         self._add_waiting()
         local_sums = [*self.loss_sums.values(), *(count for score in self.scores.values() for count in score.counts())]
         examples = [score.examples for score in self.scores.values() if score.examples]
-        tables = [samples.to_table(ranks.number, ranks.count) for samples in examples]
+        tables = [samples.to_table(ranks.rank, ranks.world_size) for samples in examples]
         global_sums = ranks.all_reduce_sum([*local_sums, *tables])
         for local_sum, global_sum in zip(local_sums, global_sums, strict=False):
             local_sum.copy_(global_sum)

@@ -121,13 +121,13 @@ def _list_at_half(scores: LabelScores | ClassScores | None) -> dict[str, float]:
 
 def _gather_rows(rows: list[Tensor], ranks: Ranks) -> list[Tensor]:
     """Gather the rows (2, N, labels) of all processes in the order of their ranks."""
-    if ranks.count == 1:
+    if ranks.world_size == 1:
         return rows
     local_rows = torch.cat(rows, dim=1)
-    sizes = torch.zeros(ranks.count, dtype=torch.int64)
-    sizes[ranks.number] = local_rows.shape[1]
+    sizes = torch.zeros(ranks.world_size, dtype=torch.int64)
+    sizes[ranks.rank] = local_rows.shape[1]
     sizes = ranks.all_reduce_sum([sizes])[0].long()
-    start = int(sizes[: ranks.number].sum())
+    start = int(sizes[: ranks.rank].sum())
     all_rows = torch.zeros(2, int(sizes.sum()), local_rows.shape[2])
     all_rows[:, start : start + local_rows.shape[1]] = local_rows
     return ranks.all_reduce_sum([all_rows])

@@ -41,7 +41,7 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, object]]:
         run.signals.protect_section(),
         averaged_weights,
         run.step.updater.buffers.keep_unchanged(),
-        run.peers.raising_together(),
+        run.lockstep.raising_together(),
         run.signals.allow_interruption(),
     ):
         accumulator = with_smaller_batches(run, "the evaluation", partial(_evaluate_in_batches, run))
@@ -135,7 +135,7 @@ def micro_batches(run: Run, split: Split, size: int) -> Iterator[Batch]:
         workers=settings.workers_for(split, size),
         pin=settings.pin,
         report=settings.report,
-        shard=(run.ranks.number, run.ranks.count),
+        shard=(run.ranks.rank, run.ranks.world_size),
     )
     for batch in local_batches:
         yield from run.step.forward.split(batch_inputs.preprocess(run, batch, None))

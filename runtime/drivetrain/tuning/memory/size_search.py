@@ -21,7 +21,7 @@ from drivetrain.system import units
 from drivetrain.system.fault_points import fault_point
 from drivetrain.training import batch_inputs
 from drivetrain.training.evaluation.validation import default_batch_size
-from drivetrain.training.peers import HalfUpdated
+from drivetrain.training.lockstep import HalfUpdated
 from drivetrain.training.run import Run
 from drivetrain.training.torch_setup import synchronize
 from drivetrain.tuning.memory import meter

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drivetrain.distributed.batch_parts import BatchParts, BatchShare, digest_batch, hash_samples
+from drivetrain.distributed.batch_sharding import BatchSharding, BatchShare, digest_batch, hash_samples
 from drivetrain.distributed.ranks import Ranks
 from tests import ranks_start
 from tests.parts_driver import BATCH, EPOCHS, KILLED, SAMPLES
@@ -77,7 +77,7 @@ def test_digest_is_that_of_the_samples_however_they_are_shared() -> None:
     for cuts in ([], [1], [100, 200], list(range(1, 256))):
         parts = np.split(ids, cuts)
         assert digest_batch([hash_samples(part) for part in parts]) == full_digest
-    assert digest_batch([hash_samples(ids)] * 3, shared=False) == full_digest
+    assert digest_batch([hash_samples(ids)] * 3, is_replicated=True) == full_digest
     assert digest_batch([hash_samples(ids[::-1])]) == full_digest
     changed, twice = ids.copy(), ids.copy()
     changed[7], twice[7] = 50_000, ids[8]
@@ -91,12 +91,12 @@ def test_digest_is_that_of_the_samples_however_they_are_shared() -> None:
 @pytest.mark.parametrize("samples", [1, 4, 5, 9, 12, 13])
 @pytest.mark.parametrize("count", [1, 3, 5])
 def test_shares_make_up_the_batch_or_are_all_of_it(samples: int, count: int, batch: int) -> None:
-    shares = [BatchParts(Ranks(rank, count), batch) for rank in range(count)]
+    shares = [BatchSharding(Ranks(rank, count), batch) for rank in range(count)]
     is_cut = count > 1 and samples >= count * (2 if batch >= 2 * count else 1)
-    assert [share.is_repeated(samples) for share in shares] == [
+    assert [share.is_replicated(samples) for share in shares] == [
         not is_cut and samples < 2 if count == 1 else not is_cut
     ] * count
-    ids = np.concatenate([share.select_own_samples(np.arange(samples)) for share in shares])
+    ids = np.concatenate([share.select_local(np.arange(samples)) for share in shares])
     assert ids.tolist() == list(range(samples)) * (1 if is_cut else count)
     expected = BatchShare(samples, 1 / count) if is_cut or (count == 1 and samples > 1) else BatchShare(samples * count)
     assert [share.share(samples, 0) for share in shares] == [expected] * count
