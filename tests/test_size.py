@@ -77,7 +77,7 @@ MOST: dict[str, tuple[int, int]] = {
     "hardware": (16, 1_878),
     "inference": (14, 1_759),
     "job": (23, 3_412),
-    "job_spec": (12, 2_320),
+    "job_spec": (12, 2_323),
     "library": (8, 1_907),
     "launch": (19, 2_713),
     "models": (39, 5_455),

@@ -6,7 +6,10 @@ import itertools
 from typing import Any
 
 import pytest
+import torch
 
+from drivetrain.distributed.ranks import Ranks
+from drivetrain.errors import PeerError
 from tests import ranks_cases
 
 PLAIN, WEIGHTED, NORM = "plain|", "plain|class_weights: balanced", "norm|"
@@ -56,3 +59,18 @@ def test_class_weights_are_summed_while_the_forward_pass_computes(records: list[
 def test_buffers_travel_once_a_step(records: list[dict[str, list[Calls]]]) -> None:
     for calls in ordinary(records[0][NORM]):
         assert small(calls) == ["all_gather", "broadcast"]
+
+
+@pytest.mark.parametrize("error", ["Connection reset by peer", "[gloo/transport/tcp/pair.cc:547] closed"])
+def test_every_error_of_a_collective_is_a_lost_process(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch words it in many ways; only beside the network's own code must the wording decide."""
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError(error)
+
+    monkeypatch.setattr(torch.distributed, "all_gather", fail)
+    ranks = Ranks(0, 2)
+    with pytest.raises(PeerError):
+        ranks.barrier()
+    with pytest.raises(PeerError if "gloo" in error else RuntimeError), ranks.raising_peer_errors(runs_network=True):
+        fail()

@@ -142,7 +142,7 @@ def test_evaluate_gives_the_metrics_of_the_training(
         assert sum(f1) / max(1, len([line for line in lines[1:] if line[5]])) == pytest.approx(
             stored["validation/f1"], abs=2e-3
         )
-    assert len(list((tmp_path / "out").iterdir())) == 1 + 2 * len(singles) + len(several)
+    assert len(list((tmp_path / "out").iterdir())) == 1 + len(singles) + len(several)
 
 
 def test_an_evaluation_of_new_data_needs_the_model_alone(run: Run, tmp_path: Path) -> None:

@@ -139,8 +139,11 @@ class Ranks:
                 tensor.copy_(content.clone().view(tensor.dtype).view(tensor.shape))
 
     @contextlib.contextmanager
-    def raising_peer_errors(self) -> Iterator[None]:
+    def raising_peer_errors(self, *, runs_network: bool = False) -> Iterator[None]:
         """Turn the error of a collective in the block, which another process has not joined, into PeerError.
+
+        Args:
+            runs_network: whether the block also runs the network, whose errors stay as they are.
 
         Raises:
             PeerError: if another process has ended.
@@ -148,7 +151,7 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            if not _is_exchange_error(error):
+            if runs_network and not _is_exchange_error(error):
                 raise
             raise self._peer_error(error) from None
 

@@ -320,6 +320,9 @@ def _advise_on_paths(job: Job, paths: Sequence[str]) -> str:
 def schema() -> dict[str, Any]:
     """Return the JSON schema of the spec."""
     kinds = [_add_optimization_types(kind) for kind in JOBS.values()]
+    for kind in kinds:
+        # Classes whose validators are not built yet would each get definitions of their own, which the union cannot join.
+        kind.model_rebuild(force=True)
     union: Any = Annotated[Union[tuple(kinds)], Field(discriminator="task")] if len(kinds) > 1 else kinds[0]  # noqa: UP007
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -157,7 +157,7 @@ class Step:
         is_alone = self.lockstep.ranks.world_size == 1
         # A signal may interrupt a process that trains alone. If one of several ranks left its backward pass, the others
         # would wait for its gradients forever.
-        guard = self.interruptible() if is_alone else self.lockstep.ranks.raising_peer_errors()
+        guard = self.interruptible() if is_alone else self.lockstep.ranks.raising_peer_errors(runs_network=True)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.forward.device)
         compute_loss = self.exchange.route_through_ddp(self.forward.compute_loss)
         # Gradients of other code, such as the step of a second network, do not belong to this batch.
