@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.source import Source
 from drivetrain.data.text import corpus, tokenizer
 from drivetrain.job.text import TextJob
 from drivetrain.job_spec import load_job as job_spec
@@ -89,7 +89,7 @@ def save_encoder(folder: Path, family: str = "bert", name: str = "saved") -> Pat
     """A small pretrained encoder, as save_pretrained leaves it, with a tokenizer learned from generated reports."""
     saved = folder / name
     learned_tokenizer = tokenizer.learn(
-        corpus.read(write_reports(folder / "words"), "", ["descripcion"], {}, "", CsvFiles()).texts, 400
+        corpus.read(Source(write_reports(folder / "words"), "data"), ["descripcion"], {}).texts, 400
     )
     with quiet_transformers() as transformers:
         torch.manual_seed(0)

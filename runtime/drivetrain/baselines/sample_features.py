@@ -21,8 +21,8 @@ from torch import Tensor
 
 from drivetrain.data.dataset import Dataset, Preprocessing, Split
 from drivetrain.data.stateless_random import Ids
+from drivetrain.data.text.corpus import TextSplit
 from drivetrain.data.text.encoded import Ragged
-from drivetrain.data.text.split import TextSplit
 from drivetrain.models.networks.cnn_lstm import compute_statistics
 from drivetrain.training.head_solver import Matrix, RarityScaling, Scaling, Standardization
 from drivetrain.training.sparse_rows import SparseRows
@@ -179,7 +179,7 @@ class TextFeatures(Features):
 
 def _read_letters(split: TextSplit, ids: Ids) -> Ragged:
     """Read the letters of some texts as numbers, without any preprocessing."""
-    columns = (column.take(split.rows[ids]).to_pylist() for column in split.source.texts)
+    columns = (column.take(split.rows[ids]).to_pylist() for column in split.table.texts)
     texts = [" ".join(cells)[:MAX_LETTERS] for cells in zip(*columns, strict=True)]
     return Ragged.from_chunks([[list(map(ord, text)) for text in texts]])
 

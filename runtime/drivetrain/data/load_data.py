@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from drivetrain.data import class_balance, copies, time_order
+from drivetrain.data import class_balance, copies, reading, time_order
 from drivetrain.data.copies import ComparableSplit
 from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples, head_from_json
 from drivetrain.data.formats import csv_dialect, table_paths
@@ -42,7 +42,10 @@ def load(job: Job, recorded: InputRecord | None = None) -> Dataset:
     earlier = earlier_run.find(job) if recorded is None else None
     record, files = _find_record(job, earlier, recorded)
     modality = modality_of(job)
-    dataset: Dataset = modality.load(job, record, files)
+    if modality.load:
+        dataset: Dataset = modality.load(job, record, files)
+    else:
+        dataset = reading.load(modality.reader(job, record), files)
     time = time_order.find_random_split(job, files)
     if time:
         dataset.preprocessing["time_order"] = time
@@ -96,7 +99,7 @@ def check(job: Job) -> tuple[int, list[str]]:
         DataError: as from `load`.
     """
     record, files = _find_record(job, earlier_run.find(job))
-    count, notes = modality_of(job).check(job, record, files)
+    count, notes = reading.check(modality_of(job).reader(job, record), files)
     return count, [*files.notes, *notes]
 
 
@@ -175,7 +178,10 @@ def load_new(
     if modality.reads_one_table:
         paths = [table_paths.find_table(path, "data") if path.is_dir() else path for path in paths]
     sources = [Source(path, "data", files, bad_samples, labelled) for path in paths]
-    samples: NewSamples = modality.read(sources, preprocessing, heads)
+    if modality.read:
+        samples: NewSamples = modality.read(sources, preprocessing, heads)
+    else:
+        samples = reading.read_new(modality.restore(preprocessing), sources, heads)
     samples.notes[:0] = files.notes
     return samples
 

@@ -4,8 +4,8 @@ all samples of a group, such as a patient or a machine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from drivetrain.data import stateless_random
 from drivetrain.data.copies import Contents, number_contents
 from drivetrain.data.dataset import InputRecord
+from drivetrain.data.notes import list_names
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import Strata
 from drivetrain.errors import DataError
@@ -91,19 +92,6 @@ def assign_parts(
         part_of_group[group] = cost.argmin()
         placed_counts[part_of_group[group]] += counts[group]
     return part_of_group[groups]
-
-
-def describe_division(
-    column: str, groups: Groups, train_rows: Ids, validation_rows: Ids, lost_classes: Sequence[str]
-) -> str:
-    """Return a note on the number of groups on each side of the split, and on classes that are in validation only."""
-    group_counts = [len(np.unique(groups[rows])) for rows in (train_rows, validation_rows)]
-    lost_text = (
-        f"; without a training sample, since all their groups are for validation: {', '.join(lost_classes)}"
-        if lost_classes
-        else ""
-    )
-    return f"groups of {column}: {group_counts[0]:,} for training, {group_counts[1]:,} for validation, none on both sides{lost_text}"
 
 
 def divide(labels: npt.NDArray[np.int64], data: Data, seed: int) -> tuple[Ids, Ids]:
@@ -234,6 +222,8 @@ class Partition:
     validation: Ids
     notes: list[str]
     """Notes on groups and copies."""
+    stored: Mapping[str, int] = field(default_factory=dict)
+    """Entries of the stored preprocessing that let a resumed run repeat the partition."""
     lost_classes: Sequence[str] = ()
     """Classes without a training sample, since all their groups are for validation."""
 
@@ -245,26 +235,47 @@ def hold_out(job: Job, strata: Strata, division: Division) -> Partition:
         DataError: if no sample is left for validation.
     """
     training, validation = division.divide(strata.numbers, job.data, job.train.seed)
-    if not len(validation):
+    check_validation(len(validation), len(strata.numbers), division.sample_noun)
+    return Partition(training, validation, division.describe(training, validation), division.to_json())
+
+
+def check_validation(count: int, total: int, noun: str) -> None:
+    """Check that samples are left for validation; raises DataError if there are none."""
+    if not count:
         raise DataError(
-            f"{len(strata.numbers):,} usable {division.sample_noun}, too few to leave any for validation",
-            f"two {division.sample_noun} or more, in a classification of one class",
-            f"add {division.sample_noun}, or set data.validation to a path",
+            f"{total:,} usable {noun}, too few to leave any for validation",
+            f"two {noun} or more, in a classification of one class",
+            f"add {noun}, or set data.validation to a path",
             key="data.train",
         )
-    return Partition(training, validation, division.describe(training, validation))
 
 
-def hold_out_groups(job: Job, strata: Strata, column: str, members: Groups, division: Division | None) -> Partition:
+def note_single_samples(strata: Strata, noun: str) -> list[str]:
+    """Return a note on classes of one sample, which `hold_out` leaves for training; `noun` is one sample."""
+    single_numbers = np.flatnonzero(np.bincount(strata.numbers)[: len(strata.classes)] == 1).tolist()
+    single = [strata.classes[number] for number in single_numbers]
+    return [f"classes with a single {noun}, which is used for training: {list_names(single)}"] if single else []
+
+
+def hold_out_groups(
+    job: Job, strata: Sequence[Strata], column: str, members: Groups, division: Division | None
+) -> Partition:
     """Hold out whole groups, named by `column`; groups that share copies are already joined in `members`.
 
     Raises:
         DataError: if there are fewer groups than parts.
     """
-    training, validation = divide_by_group(strata.numbers, members, job.data, job.train.seed)
+    training, validation = divide_by_group(strata[0].numbers, members, job.data, job.train.seed)
     # There can be so few groups that all samples of a class are in the validation split.
-    without_training = np.setdiff1d(strata.numbers[validation], strata.numbers[training])
-    lost_classes = [strata.classes[number] for number in without_training.tolist()] if strata.classes else []
-    notes = [describe_division(column, members, training, validation, lost_classes)]
+    lost_classes = []
+    for of_head in strata:
+        lost_numbers = np.setdiff1d(of_head.numbers[validation], of_head.numbers[training])
+        lost_classes += [of_head.classes[number] for number in lost_numbers.tolist() if number < len(of_head.classes)]
+    lost = "; without a training sample, since all their groups are for validation: " if lost_classes else ""
+    counts = [f"{len(np.unique(members[rows])):,}" for rows in (training, validation)]
+    notes = [
+        f"groups of {column}: {counts[0]} for training, {counts[1]} for validation, none on both sides{lost}"
+        f"{', '.join(lost_classes)}"
+    ]
     notes += division.describe(training, validation) if division else []
-    return Partition(training, validation, notes, lost_classes)
+    return Partition(training, validation, notes, division.to_json() if division else {}, lost_classes)

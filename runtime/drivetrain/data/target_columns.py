@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from drivetrain.data.dataset import Head, InputRecord
+from drivetrain.data.dataset import NO_LABEL, Head
 from drivetrain.data.formats import column_values
 from drivetrain.data.labels import index_labels, match_labels, sort_class_names
 from drivetrain.data.notes import list_names
@@ -20,7 +19,6 @@ from drivetrain.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow
-    from torch import Tensor
 
 MAX_CLASSES_OF_FEW_ROWS = 10
 """Largest number of distinct values that are always accepted as classes, however few rows there are."""
@@ -204,16 +202,6 @@ def list_scales(head: Head) -> list[Scale]:
     return scales_from_json({name: getattr(head, name) for name in FIELDS})
 
 
-def choose_head(target: TargetColumn, rows: Ids, train: Ids, key: str, recorded: InputRecord | None) -> Head:
-    """Return the recorded head if a run reads its data again, else a new one, with the scale of an earlier run if any.
-
-    Raises:
-        DataError: as from `build_head`.
-    """
-    build = partial(build_head, target, rows, train, key)
-    return recorded.head("", build) if recorded else build()
-
-
 def find_strata(target: TargetColumn, rows: Ids) -> Strata:
     """Find the class of each of some rows."""
     if target.indices is None:
@@ -223,28 +211,34 @@ def find_strata(target: TargetColumn, rows: Ids) -> Strata:
     return Strata(np.argsort(order)[numbers], [target.classes[index] for index in used[order].tolist()])
 
 
-def build_tensor(target: TargetColumn, rows: Ids, target_head: Head, key: str) -> Tensor:
-    """Convert the targets of some rows to the tensor for training a head; raises DataError as `encode` does."""
-    import torch
-
-    return torch.from_numpy(encode(target, rows, target_head, key))
+def find_ordered_strata(target: TargetColumn, rows: Ids) -> Strata:
+    """Find the class of each of some rows, in the order of the outputs; rows without a label form one more class."""
+    assert target.indices is not None
+    classes = sort_class_names(target.classes)
+    order = [*(classes.index(name) for name in target.classes), len(classes)]
+    return Strata(np.array(order, np.int64)[target.indices[rows]], classes)
 
 
 def encode(target: TargetColumn, rows: Ids, target_head: Head, key: str) -> npt.NDArray[Any]:
     """Encode the targets of some rows for a head.
 
     Returns:
-        Class indices (rows,) int64, labels (rows, classes) float32, or scaled numbers (rows, columns) float32.
+        Class indices (rows,) int64, NO_LABEL for an empty cell; labels (rows, classes) float32, or scaled numbers (rows,
+        columns) float32.
 
     Raises:
         DataError: if a label is no class of the head; names `key`.
     """
     if target.indices is not None:
         index_of = match_labels(target.classes, target_head.classes)
-        indices = np.array([index_of.get(name, -1) for name in target.classes], np.int64)[target.indices[rows]]
-        # For a text that is no class, `index_labels` raises a detailed error.
-        is_complete = not (indices < 0).any()
-        return indices if is_complete else index_labels(target.list_names(rows), target_head.classes, key)
+        is_filled = target.indices[rows] >= 0
+        # The last entry, which an empty cell selects, is NO_LABEL.
+        class_indices = [*(index_of.get(name, NO_LABEL) for name in target.classes), NO_LABEL]
+        indices = np.array(class_indices, np.int64)[target.indices[rows]]
+        if (indices[is_filled] == NO_LABEL).any():
+            # A text is no class: raises a detailed error.
+            index_labels(target.list_names(rows[is_filled]), target_head.classes, key)
+        return indices
     values, names = target.numbers[rows], target_head.classes or target_head.columns
     if target.are_listed:
         index_of = {name: index for index, name in enumerate(target.names)}

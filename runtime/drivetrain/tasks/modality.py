@@ -38,12 +38,14 @@ class Modality:
     """Base class of its jobs."""
     expected: Workload
     """Layers of its usual networks, and whether samples differ in length: for plans before the network is known."""
-    load: Lazy
-    """Read the training and validation data of a job."""
-    check: Callable[..., Any] = do_nothing
-    """Read the tables of a job as `load` does, but no images, tokens and tensors, and so without torch."""
-    read: Lazy
-    """Read new samples for a trained model."""
+    reader: Callable[..., Any] = do_nothing
+    """Make the `data.reading.Reader` of a job."""
+    restore: Callable[..., Any] = do_nothing
+    """Restore the `data.reading.Preprocessor` of a trained model, which reads new samples."""
+    load: Lazy | None = None
+    """Read the training and validation data of a job, if that needs another order than `data.reading`."""
+    read: Lazy | None = None
+    """Read new samples for a trained model, if that needs another order than `data.reading`."""
     draft: Callable[..., Any] = do_nothing
     """Draft the spec for a table with such data; None if it holds other data."""
     build_network: Lazy

@@ -14,7 +14,7 @@ from drivetrain.cli import main
 from drivetrain.data import load_data
 from drivetrain.data.formats import table_file, table_paths
 from drivetrain.data.load_data import load
-from drivetrain.data.text.split import TextSplit
+from drivetrain.data.text.corpus import TextSplit
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from drivetrain.data.images.image_data import load
+from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
 from tests.axes import each_once
 from tests.messages import saying, says, says_only

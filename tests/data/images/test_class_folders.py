@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from drivetrain.data.images import image_paths
-from drivetrain.data.images.image_data import load
+from drivetrain.data.load_data import load
 from drivetrain.data.load_data import load as load_job
 from drivetrain.system.files import read_json, write_json
 from tests.messages import ends_with, get_message, says, says_each, says_only

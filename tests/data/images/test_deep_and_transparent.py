@@ -17,7 +17,7 @@ from PIL import Image
 from drivetrain.data import load_data
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.images import decode
-from drivetrain.data.images.image_data import load
+from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
 from tests.messages import saying, says, says_only
 from tests.pictures import job, read_refusal, write_npz

@@ -16,8 +16,8 @@ from pyarrow import ipc, parquet
 
 from drivetrain.data import load_data
 from drivetrain.data.images import image_column, image_files
-from drivetrain.data.images.image_data import load
 from drivetrain.data.images.image_files import Files
+from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
 from drivetrain.job.images import ImageRegressionJob
 from drivetrain.job_spec import load_job as job_spec

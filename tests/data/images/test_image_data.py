@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from drivetrain.data import partition
-from drivetrain.data.images.image_data import load
 from drivetrain.data.labels import sort_class_names
+from drivetrain.data.load_data import load
 from tests.messages import begins_with, says, says_only
 from tests.paths import ROOT
 from tests.pictures import job, make_noise, read_refusal, write_folder, write_npz

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from drivetrain.cli import main
-from drivetrain.data.images.image_data import load
+from drivetrain.data.load_data import load
 from tests.messages import omits, says
 from tests.pictures import job, read_refusal
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from pyarrow import parquet
 
-from drivetrain.data.images.image_data import load
+from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
 from drivetrain.job.images import ImageClassificationJob, ImageJob
 from tests.messages import saying, says_only

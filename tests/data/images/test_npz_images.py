@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from drivetrain.data.images.image_data import load
+from drivetrain.data.load_data import load
 from tests.pictures import job, make_noise, read_refusal, write_npz
 
 torch.set_num_threads(1)

@@ -13,8 +13,8 @@ from PIL import Image
 
 from drivetrain.data import load_data
 from drivetrain.data.images import decode, image_files
-from drivetrain.data.images.image_data import load
 from drivetrain.data.images.preprocess import from_preprocessing
+from drivetrain.data.load_data import load
 from drivetrain.data.loader.batches import Batches
 from drivetrain.errors import DataError
 from tests.axes import each_once

@@ -17,7 +17,7 @@ from PIL import Image
 
 from drivetrain.data import load_data
 from drivetrain.data.dataset import Dataset
-from drivetrain.data.images.image_data import load
+from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
 from tests.axes import each_once
 from tests.messages import says

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from drivetrain.data import load_data
-from drivetrain.data.series import series_data as series
+from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
 from tests.data.series.series_rows import Rows, gather_windows, job
 from tests.messages import saying, says
@@ -26,7 +26,7 @@ def test_channels_before_time(tmp_path: Path) -> None:
     rows = waves()
     np.savez(tmp_path / "ntc.npz", **rows)
     np.savez(tmp_path / "nct.npz", **rows | {"x": rows["x"].transpose(0, 2, 1)})
-    plain, turned = series.load(job(tmp_path / "ntc.npz")), series.load(job(tmp_path / "nct.npz", axes="channels-time"))
+    plain, turned = load(job(tmp_path / "ntc.npz")), load(job(tmp_path / "nct.npz", axes="channels-time"))
     np.testing.assert_array_equal(gather_windows(plain.train), gather_windows(turned.train))
     assert turned.preprocessing == plain.preprocessing | {"axes": "channels-time"}
     assert says(turned.notes, "read-channels-time", "nct.npz", 32, 3)
@@ -41,13 +41,13 @@ def test_channels_before_time(tmp_path: Path) -> None:
 def test_axes_are_named_unless_windows_have_more_rows_than_channels(tmp_path: Path, shape: tuple[int, ...]) -> None:
     np.savez(tmp_path / "a.npz", x=np.random.default_rng(0).normal(size=shape), y=np.arange(40) % 2)
     with pytest.raises(DataError, check=saying("windows-of-rows-or-of-channels", *shape[1:])) as error:
-        series.load(job(tmp_path / "a.npz"))
+        load(job(tmp_path / "a.npz"))
     assert says(error.value.action, "set-data-axes-channels")
     for axes, expected in (("time-channels", shape[1:]), ("channels-time", shape[:0:-1])):
-        assert gather_windows(series.load(job(tmp_path / "a.npz", axes=axes)).train).shape[1:] == expected
+        assert gather_windows(load(job(tmp_path / "a.npz", axes=axes)).train).shape[1:] == expected
 
 
 @pytest.mark.parametrize("shape", [(40, 1, 32), (40, 32, 1), (40, 32)])
 def test_windows_of_one_channel_are_clear(tmp_path: Path, shape: tuple[int, ...]) -> None:
     np.savez(tmp_path / "a.npz", x=np.random.default_rng(0).normal(size=shape), y=np.arange(40) % 2)
-    assert gather_windows(series.load(job(tmp_path / "a.npz")).train).shape[1:] == (32, 1)
+    assert gather_windows(load(job(tmp_path / "a.npz")).train).shape[1:] == (32, 1)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow
 import pytest
 
-from drivetrain.data.series import series_data as series
+from drivetrain.data.load_data import load
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
@@ -122,7 +122,7 @@ LATE = ["on"] * 40 + ["off"] * 40 + ["fault"] * 20
 )
 def test_bad_tables(tmp_path: Path, task: str, change: dict[str, Any], data: dict[str, Any], parts: list[str]) -> None:
     with pytest.raises(DataError) as error:
-        series.load(job(write_rows(tmp_path, one_series() | change), task, **data))
+        load(job(write_rows(tmp_path, one_series() | change), task, **data))
     message = str(error.value)
     assert not [part for part in parts if part not in message], message
     assert "\n  possible: " in message
@@ -153,7 +153,7 @@ X, Y = make_windows()
 def test_bad_arrays(tmp_path: Path, task: str, arrays: dict[str, Any], parts: list[str]) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(DataError) as error:
-        series.load(job(tmp_path / "a.npz", task))
+        load(job(tmp_path / "a.npz", task))
     assert not [part for part in parts if part not in str(error.value)], str(error.value)
 
 
@@ -162,16 +162,16 @@ def test_arrays_of_python_objects_and_invalid_files(tmp_path: Path) -> None:
     ragged[0], ragged[1] = [1.0], [1.0, 2.0]
     np.savez(tmp_path / "a.npz", x=ragged, y=[0, 1])
     with pytest.raises(DataError, match=r"it contains Python objects(?s:.*)series of different lengths need a table"):
-        series.load(job(tmp_path / "a.npz"))
+        load(job(tmp_path / "a.npz"))
     (tmp_path / "b.npz").write_bytes(b"")
     with pytest.raises(DataError, check=saying("cannot-be-read", "b.npz")):
-        series.load(job(tmp_path / "b.npz"))
+        load(job(tmp_path / "b.npz"))
 
 
 def test_arrays_of_another_shape(tmp_path: Path) -> None:
     train, validation_path = write_npz(tmp_path, X, Y), write_npz(tmp_path, X[:, :3], Y, "own.npz")
     with pytest.raises(DataError, match=r"own.npz are 3 rows of 2 channels\n  possible: as in training: 6 rows of 2"):
-        series.load(job(train, validation=str(validation_path)))
+        load(job(train, validation=str(validation_path)))
 
 
 def test_a_separate_validation_series_needs_the_same_columns(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_separate_validation_series_needs_the_same_columns(tmp_path: Path) -> 
     del rows["b"]
     validation_path = write_rows(tmp_path, rows, "own.csv")
     with pytest.raises(DataError, match=r'data\.validation: .*own\.csv has no column "b"'):
-        series.load(job(train, group="machine", validation=str(validation_path)))
+        load(job(train, group="machine", validation=str(validation_path)))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from drivetrain.data import load_data
-from drivetrain.data.series import series_data as series
+from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
 from drivetrain.job_spec import data_cells
 from tests.axes import each_once
@@ -63,7 +63,7 @@ def test_another_sampling_rate_is_refused_or_said(
     """With twice the rate the accuracy fell from 0.993 to 0.423, which the column of times shows."""
     trained_path = write_rows(tmp_path, make_timed(**{"step": 1.0, **trained}))
     new_path = write_rows(tmp_path, make_timed(**{"step": 1.0, **new}), "new.csv")
-    data = series.load(job(trained_path, group="machine", features=["a", "b"]))
+    data = load(job(trained_path, group="machine", features=["a", "b"]))
     stored = json.loads(json.dumps(data.preprocessing))
     for labelled in (False, True):
         if answer == "refused":
@@ -73,7 +73,7 @@ def test_another_sampling_rate_is_refused_or_said(
         notes = load_data.load_new([new_path], stored, data.heads, labelled=labelled).notes
         assert any("has learned speeds" in note for note in notes) == (answer == "said")
     if answer == "refused":
-        for read in (series.load, data_cells.check):
+        for read in (load, data_cells.check):
             for key in ("validation", "test") if read is data_cells.check else ("validation",):
                 files: dict[str, Any] = {key: str(new_path)}
                 refused_job = job(trained_path, group="machine", features=["a", "b"], **files)
@@ -83,7 +83,7 @@ def test_another_sampling_rate_is_refused_or_said(
 
 def test_steps_are_named_without_exponents(tmp_path: Path) -> None:
     """What the message says about resampling can be copied."""
-    data = series.load(job(write_rows(tmp_path, make_timed(2_678_400.0)), group="machine", features=["a", "b"]))
+    data = load(job(write_rows(tmp_path, make_timed(2_678_400.0)), group="machine", features=["a", "b"]))
     new_path = write_rows(tmp_path, make_timed(86_400.0), "new.csv")
     with pytest.raises(
         DataError,
@@ -93,7 +93,7 @@ def test_steps_are_named_without_exponents(tmp_path: Path) -> None:
 
 
 def test_one_series_of_another_rate_is_named(tmp_path: Path) -> None:
-    data = series.load(job(write_rows(tmp_path, make_timed(1.0)), group="machine", features=["a", "b"]))
+    data = load(job(write_rows(tmp_path, make_timed(1.0)), group="machine", features=["a", "b"]))
     slow, fast = make_timed(1.0, machines=3), make_timed(0.5, machines=1)
     rows = {
         name: np.concatenate([slow[name], np.char.add("x", fast[name]) if name == "machine" else fast[name]])
@@ -110,7 +110,7 @@ def test_a_file_of_several_rates_can_be_predicted_by_its_own_model(tmp_path: Pat
         for name in slow
     }
     path = write_rows(tmp_path, rows)
-    data = series.load(job(path, group="machine", features=["a", "b"]))
+    data = load(job(path, group="machine", features=["a", "b"]))
     new = load_data.load_new([path], data.preprocessing, data.heads, labelled=False)
     assert any("1 of 21 series" in note for note in new.notes)
 
@@ -128,7 +128,7 @@ UNITS: dict[str, Any] = {
 def test_a_channel_in_another_unit_is_named(tmp_path: Path, unit: str, center: float) -> None:
     """In Fahrenheit the accuracy fell from 0.996 to 0.518, without a word."""
     rows = make_timed(1.0, count=200) | {"a": np.random.default_rng(2).normal(center, 3, 400)}
-    data = series.load(job(write_rows(tmp_path, rows), group="machine", features=["a", "b"]))
+    data = load(job(write_rows(tmp_path, rows), group="machine", features=["a", "b"]))
     new_path = write_rows(tmp_path, rows | {"a": UNITS[unit](rows["a"])}, "new.csv")
     notes = load_data.load_new([new_path], data.preprocessing, data.heads, labelled=False).notes
     found = [note for note in notes if "another unit" in note]

@@ -17,7 +17,7 @@ from pyarrow import ipc, parquet
 
 from drivetrain.data import load_data
 from drivetrain.data.dataset import Dataset
-from drivetrain.data.series import series_data as series
+from drivetrain.data.load_data import load
 from tests.axes import each_once
 from tests.data.series.series_rows import Rows, gather_windows, job
 
@@ -112,12 +112,12 @@ FORMS: dict[str, Write] = {
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return series.load(job(make_csv_writer(",")(tmp_path_factory.mktemp("base"), content()), **ROLES))
+    return load(job(make_csv_writer(",")(tmp_path_factory.mktemp("base"), content()), **ROLES))
 
 
 def check_same(base: Dataset, path: Path, **data: Any) -> None:
     """The model and all windows are the same; new windows of the file are, with labels and without."""
-    other = series.load(job(path, **{**ROLES, **data}))
+    other = load(job(path, **{**ROLES, **data}))
     form_keys = ("csv", "date_format", "axes")
     one, two = ({k: v for k, v in dataset.preprocessing.items() if k not in form_keys} for dataset in (base, other))
     assert one == two
@@ -186,8 +186,8 @@ def test_the_form_of_arrays_changes_nothing(tmp_path: Path, form: str) -> None:
     np.savez(tmp_path / "base.npz", **arrays())
     save: Callable[..., None] = np.savez_compressed if form == "compressed" else np.savez
     save(tmp_path / "a.npz", **ARRAYS[form](arrays()))
-    base, axes = series.load(job(tmp_path / "base.npz")), "channels-time" if form == "channels first" else "auto"
-    other = series.load(job(tmp_path / "a.npz", axes=axes))
+    base, axes = load(job(tmp_path / "base.npz")), "channels-time" if form == "channels first" else "auto"
+    other = load(job(tmp_path / "a.npz", axes=axes))
     assert {key: value for key, value in other.preprocessing.items() if key != "axes"} == base.preprocessing
     assert other.heads == base.heads
     np.testing.assert_array_equal(gather_windows(base.train), gather_windows(other.train))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drivetrain.data.series import series_data as series
+from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
 from tests.data.series.series_rows import Rows, job, list_window_ends, three_series, undo_scaling, write_rows
 from tests.messages import begins_with, says
@@ -30,7 +30,7 @@ def test_overlapping_windows_are_on_one_side(tmp_path: Path, data: dict[str, Any
     rows = recordings()
     order = np.random.default_rng(1).permutation(len(rows["y"])) if shuffled else np.arange(len(rows["y"]))
     np.savez(tmp_path / "a.npz", **{name: values[order] for name, values in rows.items()})
-    dataset = series.load(job(tmp_path / "a.npz", **data))
+    dataset = load(job(tmp_path / "a.npz", **data))
     sides = [set(rows["subject"][order][np.asarray(part.numbers)]) for part in (dataset.train, dataset.validation)]  # type: ignore[attr-defined]
     assert not sides[0] & sides[1]
     assert len(sides[0] | sides[1]) == 12
@@ -42,7 +42,7 @@ def test_windows_that_do_not_overlap_are_split_at_random(tmp_path: Path) -> None
     x = np.random.default_rng(0).normal(size=(60, 8, 2))
     x[:, 3:] = 0  # silence in each window is no common row
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(60) % 2)
-    assert not [note for note in series.load(job(tmp_path / "a.npz")).notes if "groups" in note]
+    assert not [note for note in load(job(tmp_path / "a.npz")).notes if "groups" in note]
 
 
 def test_a_single_recording_is_refused_and_groups_have_the_length_of_x(tmp_path: Path) -> None:
@@ -50,20 +50,18 @@ def test_a_single_recording_is_refused_and_groups_have_the_length_of_x(tmp_path:
     rows["y"] = np.arange(len(rows["x"])) % 2
     np.savez(tmp_path / "a.npz", **rows)
     with pytest.raises(DataError, match=r"all 47 windows of .* overlap(.|\n)*set data.validation to a file"):
-        series.load(job(tmp_path / "a.npz"))
+        load(job(tmp_path / "a.npz"))
     np.savez(tmp_path / "b.npz", **rows | {"subject": [1, 2]})
     with pytest.raises(DataError, match=r"`subject` of .* has shape .2,., and `x` has 47 windows"):
-        series.load(job(tmp_path / "b.npz", groups="subject"))
+        load(job(tmp_path / "b.npz", groups="subject"))
     with pytest.raises(DataError, match=r"save who too"):
-        series.load(job(tmp_path / "b.npz", groups="who"))
+        load(job(tmp_path / "b.npz", groups="who"))
 
 
 @pytest.mark.parametrize("column", ["machine", "day"])
 def test_a_long_table_is_split_by_groups(tmp_path: Path, column: str) -> None:
     rows = three_series() | {"day": np.repeat(np.arange(6), 30).astype(str)}
-    data = series.load(
-        job(write_rows(tmp_path, rows), group="machine", groups=column, features=["a"], stride=2, window=4)
-    )
+    data = load(job(write_rows(tmp_path, rows), group="machine", groups=column, features=["a"], stride=2, window=4))
     sides = [{str(rows[column][end]) for end in list_window_ends(part)} for part in (data.train, data.validation)]
     assert sides[0]
     assert sides[1]
@@ -82,7 +80,7 @@ def test_windows_of_two_files_that_share_rows_are_said(tmp_path: Path) -> None:
     np.savez(tmp_path / "even.npz", x=x[::2], y=y[::2])
     np.savez(tmp_path / "odd.npz", x=x[1::2], y=y[1::2])
     np.savez(tmp_path / "new.npz", x=x[1::2] + 1, y=y[1::2])
-    notes = series.load(job(tmp_path / "even.npz", validation=str(tmp_path / "odd.npz"))).notes
+    notes = load(job(tmp_path / "even.npz", validation=str(tmp_path / "odd.npz"))).notes
     assert begins_with(notes, "validation-windows-share-rows", 24, 24)
-    notes = series.load(job(tmp_path / "even.npz", validation=str(tmp_path / "new.npz"))).notes
+    notes = load(job(tmp_path / "even.npz", validation=str(tmp_path / "new.npz"))).notes
     assert not [note for note in notes if "share rows" in note]

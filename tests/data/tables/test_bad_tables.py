@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from drivetrain.data.tables import table_data as tables
+from drivetrain.data.load_data import load
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
@@ -127,7 +127,7 @@ CLASSES, NUMBERS = "tabular-classification", "tabular-regression"
 def test_bad_tables(tmp_path: Path, task: str, change: dict[str, Any], data: dict[str, Any], parts: list[str]) -> None:
     rows = {name: cells for name, cells in (GOOD | change).items() if cells is not None}
     with pytest.raises(DataError) as error:
-        tables.load(job(write_rows(tmp_path, rows), task, **data))
+        load(job(write_rows(tmp_path, rows), task, **data))
     message = str(error.value)
     assert not [part for part in parts if part not in message], message
     assert message.count("\n  possible: ") == message.count("\n  do: ") == 1
@@ -149,13 +149,13 @@ def test_bad_validation_files(tmp_path: Path, change: dict[str, Any], parts: lis
     validation_columns = {name: cells for name, cells in (GOOD | change).items() if cells is not None}
     parquet.write_table(pyarrow.table(validation_columns), tmp_path / "own.parquet")
     with pytest.raises(DataError) as error:
-        tables.load(job(write_rows(tmp_path, GOOD), validation=str(tmp_path / "own.parquet")))
+        load(job(write_rows(tmp_path, GOOD), validation=str(tmp_path / "own.parquet")))
     assert not [part for part in parts if part not in str(error.value)], str(error.value)
 
 
 def test_dates_and_codes_can_be_categories(tmp_path: Path) -> None:
     rows = GOOD | {"when": [DAYS[i % 3] for i in range(N)], "code": np.arange(N) % 4}
-    data = tables.load(job(write_rows(tmp_path, rows), categorical=["when", "code"]))
+    data = load(job(write_rows(tmp_path, rows), categorical=["when", "code"]))
     values = {c["name"]: c["values"] for c in data.preprocessing["categorical"]}
     assert values["when"] == ["2024-01-01", "2024-01-04", "2024-01-07"]
     assert values["code"] == ["0", "1", "2", "3"]
@@ -195,4 +195,4 @@ def test_numbers_too_close_to_be_scaled(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{i * i},{i}e-300\n" for i in range(20)))
 
     with pytest.raises(DataError, check=saying("numbers-too-close")):
-        tables.load(job(tmp_path / "a.csv", "tabular-regression"))
+        load(job(tmp_path / "a.csv", "tabular-regression"))

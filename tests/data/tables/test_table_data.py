@@ -21,7 +21,6 @@ from drivetrain.data.dataset import Split
 from drivetrain.data.load_data import load
 from drivetrain.data.scales import format_number
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.tables import table_data as tables
 from drivetrain.data.tables.table_data import TableSplit
 from drivetrain.errors import DataError
 from drivetrain.job.tables import MlpSpec
@@ -49,7 +48,7 @@ def column(data: Any, name: str) -> dict[str, Any]:
 
 
 def test_types_and_shapes(tmp_path: Path) -> None:
-    data = tables.load(job(write_rows(tmp_path, make_mixed_rows()), categorical=["code"]))
+    data = load(job(write_rows(tmp_path, make_mixed_rows()), categorical=["code"]))
     assert [c["name"] for c in data.preprocessing["numeric"]] == ["size", "count", "new"]
     assert [c["name"] for c in data.preprocessing["categorical"]] == ["colour", "code"]
     numbers, categories = data.train.gather(np.array([3, 0, 5]))
@@ -62,7 +61,7 @@ def test_types_and_shapes(tmp_path: Path) -> None:
 
 def test_statistics_are_those_of_the_training_rows(tmp_path: Path) -> None:
     rows = make_mixed_rows()
-    data = tables.load(job(write_rows(tmp_path, rows)))
+    data = load(job(write_rows(tmp_path, rows)))
     size = np.array(rows["size"].to_pylist(), dtype=float)[rows_of(data.train)]
     known_sizes = size[~np.isnan(size)]
     assert column(data, "size") == {
@@ -89,21 +88,21 @@ def test_statistics_are_those_of_the_training_rows(tmp_path: Path) -> None:
 
 def test_numbers_with_few_values_have_few_bins_and_those_with_two_have_none(tmp_path: Path) -> None:
     path = write_rows(tmp_path, make_mixed_rows(200) | {"few": np.arange(200) % 3, "flag": np.arange(200) % 2})
-    data = tables.load(job(path))
+    data = load(job(path))
     assert len(column(data, "few")["edges"]) == 3
     assert column(data, "flag")["edges"] == ()
-    plain = tables.load(job(path).model_copy(update={"model": MlpSpec(bins=0)}))
+    plain = load(job(path).model_copy(update={"model": MlpSpec(bins=0)}))
     assert {number["edges"] for number in plain.preprocessing["numeric"]} == {()}
     assert torch.equal(gather_all(plain.train)[0], gather_all(data.train)[0])
 
 
 def test_validation_rows_do_not_change_the_preprocessing(tmp_path: Path) -> None:
     rows = make_mixed_rows()
-    first = tables.load(job(write_rows(tmp_path, rows)))
+    first = load(job(write_rows(tmp_path, rows)))
     is_validation = np.isin(np.arange(80), rows_of(first.validation))
     rows["count"] = np.where(is_validation, 10_000, rows["count"])
     rows["colour"] = pyarrow.array(np.where(is_validation, "violet", rows["colour"].to_pylist()).tolist())
-    second = tables.load(job(write_rows(tmp_path, rows)))
+    second = load(job(write_rows(tmp_path, rows)))
     assert second.preprocessing == first.preprocessing
     assert (gather_all(second.validation)[1][:, 0] == 0).all()
     assert says([note for note in second.notes if "violet" in note], "colour-categories-training-data")
@@ -111,7 +110,7 @@ def test_validation_rows_do_not_change_the_preprocessing(tmp_path: Path) -> None
 
 def test_categories_have_their_place_and_empty_cells_too(tmp_path: Path) -> None:
     rows = make_mixed_rows()
-    data = tables.load(job(write_rows(tmp_path, rows)))
+    data = load(job(write_rows(tmp_path, rows)))
     assert column(data, "colour") == {"name": "colour", "values": ["blue", "green", "red"], "missing": True}
     expected = [
         {None: 1, "blue": 2, "green": 3, "red": 4}[rows["colour"][int(row)].as_py()] for row in rows_of(data.train)
@@ -123,7 +122,7 @@ def test_the_split_is_stratified_and_a_function_of_the_seed(tmp_path: Path) -> N
     rows = make_mixed_rows()
     rows["y"] = np.where(np.arange(80) < 8, "rare", "usual")
     path = write_rows(tmp_path, rows)
-    data, same_seed, other_seed = (tables.load(job(path, seed=seed)) for seed in (1, 1, 2))
+    data, same_seed, other_seed = (load(job(path, seed=seed)) for seed in (1, 1, 2))
     assert Counter(data.validation.targets[""].tolist()) == {0: 2, 1: 18}
     assert sorted([*rows_of(data.train), *rows_of(data.validation)]) == list(range(80))
     np.testing.assert_array_equal(rows_of(data.train), rows_of(same_seed.train))
@@ -132,7 +131,7 @@ def test_the_split_is_stratified_and_a_function_of_the_seed(tmp_path: Path) -> N
 
 def test_columns_with_one_value_are_left_out(tmp_path: Path) -> None:
     rows = make_mixed_rows() | {"same": np.full(80, 0.1), "void": pyarrow.nulls(80), "one": ["x"] * 80}
-    data = tables.load(job(write_rows(tmp_path, rows)))
+    data = load(job(write_rows(tmp_path, rows)))
     names = [c["name"] for c in (*data.preprocessing["numeric"], *data.preprocessing["categorical"])]
     assert names == ["size", "count", "code", "new", "colour"]
     for name in ("same", "void", "one"):
@@ -143,7 +142,7 @@ def test_bad_rows_are_listed_and_left_out(tmp_path: Path) -> None:
     rows = make_mixed_rows()
     rows["count"] = np.where(np.arange(80) == 7, np.inf, rows["count"])
     rows["y"] = [None if i == 11 else value for i, value in enumerate(rows["y"])]
-    data = tables.load(job(write_rows(tmp_path, rows)))
+    data = load(job(write_rows(tmp_path, rows)))
     assert "left out: a.parquet row 8: count is infinite" in data.notes
     assert "left out: a.parquet row 12: y is empty" in data.notes
     assert not {7, 11} & {*rows_of(data.train).tolist(), *rows_of(data.validation).tolist()}
@@ -155,7 +154,7 @@ def test_a_csv_reads_like_a_parquet(tmp_path: Path) -> None:
 
     table = pyarrow.table(make_mixed_rows())
     csv.write_csv(table, tmp_path / "a.csv")
-    one, other = tables.load(job(write_rows(tmp_path, make_mixed_rows()))), tables.load(job(tmp_path / "a.csv"))
+    one, other = load(job(write_rows(tmp_path, make_mixed_rows()))), load(job(tmp_path / "a.csv"))
     assert one.preprocessing == other.preprocessing
     assert all(torch.equal(a, b) for a, b in zip(gather_all(one.train), gather_all(other.train), strict=True))
 
@@ -165,14 +164,14 @@ def test_a_separate_validation_file(tmp_path: Path) -> None:
         write_rows(tmp_path, make_mixed_rows()),
         write_rows(tmp_path, make_mixed_rows(30), "own.parquet"),
     )
-    data = tables.load(job(train, validation=str(validation_path)))
+    data = load(job(train, validation=str(validation_path)))
     assert (len(data.train), len(data.validation)) == (80, 30)
     assert data.validation.title(4) == "own.parquet row 5"
 
 
 def test_new_rows_are_prepared_as_validation_was(tmp_path: Path) -> None:
     path = write_rows(tmp_path, make_mixed_rows())
-    data = tables.load(job(path))
+    data = load(job(path))
     preprocessing = json.loads(json.dumps(data.preprocessing))
     new = load_data.load_new([path], preprocessing, data.heads, labelled=True)
     for new_rows, validation_rows in zip(gather_all(new.split), gather_all(data.validation), strict=True):
@@ -182,7 +181,7 @@ def test_new_rows_are_prepared_as_validation_was(tmp_path: Path) -> None:
 
 def test_new_rows_in_any_order_of_columns_without_targets(tmp_path: Path) -> None:
     rows = make_mixed_rows()
-    data = tables.load(job(write_rows(tmp_path, rows)))
+    data = load(job(write_rows(tmp_path, rows)))
     shuffled = {name: rows[name] for name in ("new", "code", "colour", "count", "size")} | {"more": ["x"] * 80}
     rows["size"] = pyarrow.array([None] * 79 + [1e300])
     paths = [write_rows(tmp_path, shuffled, "one.parquet"), write_rows(tmp_path, rows, "two.parquet")]
@@ -196,7 +195,7 @@ def test_new_rows_in_any_order_of_columns_without_targets(tmp_path: Path) -> Non
 
 def test_a_new_label_is_an_error_and_a_new_empty_cell_is_noted(tmp_path: Path) -> None:
     rows = make_mixed_rows()
-    data = tables.load(job(write_rows(tmp_path, rows)))
+    data = load(job(write_rows(tmp_path, rows)))
     rows["y"], rows["count"] = ["huge"] * 80, [None] + [5] * 79
     path = write_rows(tmp_path, rows, "new.parquet")
     new = load_data.load_new([path], data.preprocessing, data.heads, labelled=False)
@@ -208,7 +207,7 @@ def test_a_new_label_is_an_error_and_a_new_empty_cell_is_noted(tmp_path: Path) -
 def test_numbers_far_from_those_of_the_training_are_noted(tmp_path: Path) -> None:
     """Their class had a probability of 1.0, without a word."""
     rows = make_mixed_rows()
-    data = tables.load(job(write_rows(tmp_path, rows)))
+    data = load(job(write_rows(tmp_path, rows)))
     sizes = np.array(rows["size"], dtype=float)
     notes_by_factor = {}
     for factor in (1.0, 10.0, 1e6):
@@ -231,14 +230,14 @@ def test_codes_leave_the_other_numbers_as_they_are(tmp_path: Path, code: float, 
     sizes = np.random.default_rng(0).normal(size=80)
     rows["size"] = np.where(np.arange(80) % every == 0, code, sizes)
     path = write_rows(tmp_path, rows)
-    data = tables.load(job(path))
+    data = load(job(path))
     notes = [note for note in data.notes if "without such numbers" in note]
     assert len(notes) == is_noted
     if is_noted:
         row = every + 1
         assert begins_with(notes[0], "size-is-in-rows", format_number(code), f"row 1, row {row}, row {2 * row - 1}")
         assert ends_with(notes[0], "stand-for-no-value", format_number(code))
-        missing = tables.load(job(path, missing=[format_number(code)], bad_samples=0.5))
+        missing = load(job(path, missing=[format_number(code)], bad_samples=0.5))
         assert not [note for note in missing.notes if "without such numbers" in note]
     scaled = gather_all(data.train)[0][:, [n["name"] for n in data.preprocessing["numeric"]].index("size")]
     assert len(scaled.unique()) > 0.6 * len(scaled)
@@ -250,26 +249,26 @@ def test_codes_leave_the_other_numbers_as_they_are(tmp_path: Path, code: float, 
 def test_whole_numbers_that_are_rounded_are_noted(tmp_path: Path) -> None:
     """Identifiers of two classes were one number, and `constant in the training rows`."""
     rows = make_mixed_rows() | {"id": 2**53 + (np.arange(80) % 2)}
-    assert says(tables.load(job(write_rows(tmp_path, rows))).notes, "id-whole-numbers", "9,007")
+    assert says(load(job(write_rows(tmp_path, rows))).notes, "id-whole-numbers", "9,007")
     rows["id"] = rows["id"] // 2
-    assert not any("whole numbers" in note for note in tables.load(job(write_rows(tmp_path, rows))).notes)
+    assert not any("whole numbers" in note for note in load(job(write_rows(tmp_path, rows))).notes)
 
 
 def test_empty_cells_are_counted(tmp_path: Path) -> None:
     """A tenth of a column was filled without a word."""
-    data = tables.load(job(write_rows(tmp_path, make_mixed_rows())))
+    data = load(job(write_rows(tmp_path, make_mixed_rows())))
     # The second number of a row marks an empty size.
     share = float(gather_all(data.train)[0][:, 1].mean())
     (note,) = [note for note in data.notes if note.startswith("empty cells: ")]
     assert f"size {share:.1%}" in note
     assert "colour" in note
     rows = {name: values for name, values in make_mixed_rows().items() if name in ("count", "code", "new", "y")}
-    assert not any("empty cells" in note for note in tables.load(job(write_rows(tmp_path, rows))).notes)
+    assert not any("empty cells" in note for note in load(job(write_rows(tmp_path, rows))).notes)
 
 
 def test_several_labels(tmp_path: Path) -> None:
     rows = make_mixed_rows() | {"late": np.arange(80) % 3 == 0, "broken": (np.arange(80) % 5 == 0).astype(int)}
-    data = tables.load(job(write_rows(tmp_path, rows), target=["late", "broken"], ignore=["y"]))
+    data = load(job(write_rows(tmp_path, rows), target=["late", "broken"], ignore=["y"]))
     head = data.heads[""]
     assert (head.classes, head.several) == (("late", "broken"), True)
     row = int(rows_of(data.train)[9])
@@ -280,7 +279,7 @@ def test_several_labels(tmp_path: Path) -> None:
 def test_numbers_to_predict_are_scaled_by_the_training_rows(tmp_path: Path) -> None:
     rows = make_mixed_rows() | {"a": np.arange(80) * 2.0, "b": np.arange(80) ** 2}
     del rows["y"]
-    data = tables.load(job(write_rows(tmp_path, rows), "tabular-regression", target=["a", "b"]))
+    data = load(job(write_rows(tmp_path, rows), "tabular-regression", target=["a", "b"]))
     head, train = data.heads[""], rows_of(data.train)
     assert head.columns == ("a", "b")
     assert head.mean == pytest.approx(((train * 2.0).mean(), (train**2.0).mean()))
@@ -290,10 +289,10 @@ def test_numbers_to_predict_are_scaled_by_the_training_rows(tmp_path: Path) -> N
 
 def test_a_table_without_categories_and_one_without_numbers(tmp_path: Path) -> None:
     rows = make_mixed_rows()
-    number_data = tables.load(job(write_rows(tmp_path, rows), features=["size", "count"]))
+    number_data = load(job(write_rows(tmp_path, rows), features=["size", "count"]))
     assert [x.shape[1] for x in gather_all(number_data.train)] == [3]
     assert number_data.mixable
-    category_data = tables.load(job(write_rows(tmp_path, rows), features=["colour"]))
+    category_data = load(job(write_rows(tmp_path, rows), features=["colour"]))
     assert [x.dtype for x in gather_all(category_data.train)] == [torch.int32]
     assert not category_data.mixable
 
@@ -324,7 +323,7 @@ def test_one_cell_that_is_no_truth_value_loses_its_row_alone(tmp_path: Path, odd
     """The reader of CSV files takes the whole column for text then."""
     lines = [f"{i / 7},{'true' if i % 3 else 'False'},{'ab'[i % 2]}" for i in range(40)]
     (tmp_path / "a.csv").write_text("\n".join(["z,on,y", *lines]) + "\n")
-    data = tables.load(job(tmp_path / "a.csv"))
+    data = load(job(tmp_path / "a.csv"))
     new = ["0.5,true", "0.5,false", f"0.5,{odd}", "0.5,TRUE"]
     (tmp_path / "new.csv").write_text("\n".join(["z,on", *new]) + "\n")
     read = load_data.load_new([tmp_path / "new.csv"], data.preprocessing, data.heads, labelled=False)
@@ -343,7 +342,7 @@ def test_other_types_of_text_give_the_same_table(tmp_path: Path, kind: Any) -> N
     for name in ("colour", "y"):
         other = other.set_column(other.column_names.index(name), name, other[name].cast(kind))
     parquet.write_table(other, tmp_path / "b.parquet")
-    one, two = (tables.load(job(tmp_path / name)) for name in ("a.parquet", "b.parquet"))
+    one, two = (load(job(tmp_path / name)) for name in ("a.parquet", "b.parquet"))
     assert one.preprocessing == two.preprocessing
     for plain_part, other_part in zip(gather_all(one.train), gather_all(two.train), strict=True):
         assert torch.equal(plain_part, other_part)

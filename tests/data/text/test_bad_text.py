@@ -164,7 +164,7 @@ CASES: dict[str, tuple[Callable[[Path], object], dict[str, str], tuple[str, ...]
     "every class has one row": (
         rows([["texto", f"c{i}"] for i in range(9)]),
         {},
-        ("so none is left for validation", "set data.validation to a path"),
+        ("too few to leave any for validation", "set data.validation to a path"),
     ),
 }
 

@@ -10,7 +10,7 @@ import pytest
 
 from drivetrain.data import load_data
 from drivetrain.data.load_data import load
-from drivetrain.data.text.split import TextSplit
+from drivetrain.data.text.corpus import TextSplit
 from drivetrain.errors import SpecError
 from tests import reports
 from tests.messages import omits, saying, says

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, processors
 from drivetrain.cli import main
 from drivetrain.data.load_data import load
 from drivetrain.data.text import tokenizer
+from drivetrain.data.text.corpus import TextSplit
 from drivetrain.data.text.encoded import Encoded, Ragged, SpecialTokens, Template
-from drivetrain.data.text.split import TextSplit
 from drivetrain.errors import DataError, SpecError
 from drivetrain.inference import onnx_file, predictions
 from drivetrain.job_spec import load_job as job_spec
@@ -55,7 +55,7 @@ def test_a_pair_gives_the_outputs_that_transformers_computes(tmp_path: Path, fam
     with quiet_transformers() as transformers, torch.no_grad():
         hub_tokenizer = transformers.AutoTokenizer.from_pretrained(saved, truncation_side=side)
         hub_network = transformers.AutoModel.from_pretrained(saved).eval()
-        pairs = [column.to_pylist() for column in split.texts]
+        pairs = [column.to_pylist() for column in split.table.take(split.rows)]
         hub_inputs = hub_tokenizer(*pairs, truncation="longest_first", max_length=16, padding=True, return_tensors="pt")
         expected = network.outputs(hub_network(**hub_inputs).last_hidden_state[:, 0])
         inputs = split.gather(ids)

@@ -16,7 +16,7 @@ from pyarrow import parquet
 from drivetrain.data import load_data
 from drivetrain.data.dataset import NO_LABEL
 from drivetrain.data.load_data import load
-from drivetrain.data.text.split import TextSplit
+from drivetrain.data.text.corpus import TextSplit
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.text import TextJob
 from drivetrain.training.evaluation import validation
@@ -44,7 +44,7 @@ def test_every_text_keeps_its_labels(tmp_path: Path) -> None:
     for part in (dataset.train, dataset.validation):
         assert isinstance(part, TextSplit)
         for i in range(len(part)):
-            number = int(part.source.rows[part.rows[i]])
+            number = int(part.table.row_numbers[part.rows[i]])
             labels = [head.classes[part.targets[name][i]] for name, head in dataset.heads.items()]
             assert labels == rows[number][1:]
             assert part.title(i).startswith(f"reports.csv row {number}: {rows[number][0][:60]}")
@@ -200,7 +200,7 @@ def test_new_texts_are_prepared_as_in_training(tmp_path: Path, suffix: str) -> N
     new_data = load_data.load_new([new], preprocessing, dataset.heads, labelled=True)
     for part in (dataset.train, dataset.validation):
         assert isinstance(part, TextSplit)
-        number = part.source.rows[part.rows] - 1
+        number = part.table.row_numbers[part.rows] - 1
         for old_tensor, new_tensor in zip(
             part.gather(np.arange(len(part))), new_data.split.gather(number), strict=True
         ):
@@ -274,7 +274,7 @@ def test_a_text_without_one_of_the_labels_trains_the_others(tmp_path: Path) -> N
     lacking = dict.fromkeys(dataset.heads, 0)
     for part in splits(job):
         for i in range(len(part)):
-            row = rows[int(part.source.rows[part.rows[i]]) - 1]
+            row = rows[int(part.table.row_numbers[part.rows[i]]) - 1]
             for (name, head), cell in zip(dataset.heads.items(), row[1:], strict=True):
                 index = int(part.targets[name][i])
                 assert (head.classes[index] if index != NO_LABEL else "") == cell
@@ -330,7 +330,7 @@ def test_groups_are_on_one_side(tmp_path: Path, fold_option: str) -> None:
         tmp_path / "reports.csv", [[*row, user] for row, user in zip(rows, users, strict=True)], f"{HEADER},user"
     )
     job = reports.job(tmp_path, data=f", groups: user{fold_option}")
-    sides = [{users[int(part.source.rows[row]) - 1] for row in part.rows} for part in splits(job)]
+    sides = [{users[int(part.table.row_numbers[row]) - 1] for row in part.rows} for part in splits(job)]
     assert sides[0]
     assert sides[1]
     assert not sides[0] & sides[1]

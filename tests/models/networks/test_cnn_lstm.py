@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from drivetrain.data.series import series_data as data
+from drivetrain.data.load_data import load
 from drivetrain.job_spec import load_job
 from drivetrain.models import frozen_split
 from drivetrain.models.networks import cnn_lstm
@@ -102,7 +102,7 @@ def test_it_learns_an_order_and_nothing_from_shuffled_labels(tmp_path: Path, shu
     x[np.arange(240), np.where(y, 11, 3), 0] -= 3
     if shuffled:
         y = generator.permutation(y)
-    dataset = data.load(job(write_npz(tmp_path, x, y), validation=0.4))
+    dataset = load(job(write_npz(tmp_path, x, y), validation=0.4))
     torch.manual_seed(0)
     network = cnn_lstm.CnnLstm(channels=2, outputs=2, cnn_channels=[8], kernel=3, lstm_hidden=8, dropout=0.0)
     (inputs,) = dataset.train.gather(np.arange(len(dataset.train)))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from drivetrain.data.tables import table_data as data
+from drivetrain.data.load_data import load
 from drivetrain.job.model import Freeze
 from drivetrain.models import build
 from drivetrain.models.freeze import freeze
@@ -53,7 +53,7 @@ def test_vectors_and_their_gradient_are_those_of_torchs_embedding() -> None:
 
 
 def test_the_unknown_category_stays_zero_in_training(tmp_path: Path) -> None:
-    dataset = data.load(job(write_rows(tmp_path, make_mixed_rows())))
+    dataset = load(job(write_rows(tmp_path, make_mixed_rows())))
     network = build.build(job(tmp_path / "a.parquet"), dataset).module
     inputs = dataset.train.gather(np.arange(len(dataset.train)))
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.1, weight_decay=0.1)
@@ -120,7 +120,7 @@ def test_bins_learn_what_a_line_cannot() -> None:
 
 def test_embeddings_and_layers_can_be_frozen(tmp_path: Path) -> None:
     table_job = job(write_rows(tmp_path, make_mixed_rows()))
-    network = build.build(table_job, data.load(table_job)).module
+    network = build.build(table_job, load(table_job)).module
     freeze(network, Freeze(embeddings=True, layers=1), table_job)
     assert [n for n, p in network.named_parameters() if p.requires_grad] == [
         "layers.1.0.weight",
@@ -147,7 +147,7 @@ def test_it_learns_an_interaction_and_nothing_from_shuffled_labels(tmp_path: Pat
     rows["code"] = rows["code"].astype(str)
     if shuffled:
         rows["y"] = np.random.default_rng(1).permutation(rows["y"])
-    dataset = data.load(job(write_rows(tmp_path, rows), features=["size", "colour"], validation=0.4))
+    dataset = load(job(write_rows(tmp_path, rows), features=["size", "colour"], validation=0.4))
     torch.manual_seed(0)
     network = mlp.Mlp(numbers=2, categories=[5], outputs=2, hidden=[32], embedding=4, dropout=0.0)
     inputs, validation_inputs = (split.gather(np.arange(len(split))) for split in (dataset.train, dataset.validation))

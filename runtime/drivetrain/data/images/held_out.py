@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from drivetrain.data.dataset import InputRecord
-from drivetrain.data.images import image_targets, near_copies
+from drivetrain.data.images import near_copies
 from drivetrain.data.images.image_files import Files
+from drivetrain.data.images.image_table import ImageTable
 from drivetrain.data.images.near_copies import Sources
-from drivetrain.data.images.source import ImageSource
-from drivetrain.data.partition import Division, Partition, hold_out, hold_out_groups, number_groups
+from drivetrain.data.partition import Division, Partition, hold_out_groups, number_groups
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import Strata
 from drivetrain.errors import DataError
@@ -27,43 +28,27 @@ _COMPARED_SIDE = 16
 
 
 def divide(
-    job: ImageJob, images: ImageSource, division: Division, recorded: InputRecord | None
-) -> tuple[Partition, dict[str, int]]:
-    """Divide the usable images of one source, and add notes on targets, groups and copies to it.
-
-    Returns:
-        The partition, and values to store, so that a resumed run has the same partition.
+    job: ImageJob, table: ImageTable, strata: Strata, division: Division, recorded: InputRecord | None
+) -> Partition | None:
+    """Divide the usable images by whole sources; None, with a note, if there are none, or too few of them.
 
     Raises:
-        DataError: if too few images or groups are left for one side.
+        DataError: if the job groups by folders, and the class folders have no subfolders.
     """
-    strata = image_targets.find_strata(images.target, images.rows)
-    stored = division.to_json()
     # A run that did not divide by sources keeps its split when it is resumed.
-    is_before = recorded is not None and recorded.same_data and SOURCES_KEY not in recorded.preprocessing
-    sources = None if images.groups or is_before else find_sources(job, images, strata.numbers)
-    partition = None
-    if images.groups:
-        members = number_groups([images.groups[row] for row in images.rows.tolist()])
-        partition = hold_out_groups(job, strata, job.data.groups or "", division.join_groups(members), division)
-    elif sources:
-        partition = _divide_by_source(job, images, strata, sources, division)
-        stored |= {SOURCES_KEY: sources.count} if partition else {}
-    is_grouped = partition is not None
-    partition = partition or hold_out(job, strata, division)
-    # When groups are divided, it is not true that a class with a single image is used for training.
-    images.notes += [] if strata.classes and is_grouped else image_targets.note_targets(images.target, images.rows)
-    images.notes += partition.notes
-    return partition, stored
+    if recorded is not None and recorded.same_data and SOURCES_KEY not in recorded.preprocessing:
+        return None
+    sources = find_sources(job, table, strata.numbers)
+    return _divide_by_source(job, table, strata, sources, division) if sources else None
 
 
-def find_sources(job: ImageJob, images: ImageSource, strata: npt.NDArray[np.int64]) -> Sources | None:
+def find_sources(job: ImageJob, table: ImageTable, strata: npt.NDArray[np.int64]) -> Sources | None:
     """Find images of one source by their names, unless the job turns this off.
 
     Raises:
         DataError: if the job groups by folders, and the class folders have no subfolders.
     """
-    files, data = images.images, job.data
+    files, data = table.images, job.data
     if data.groups == OFF or not isinstance(files, Files):
         return None
     names = files.cells.file_names() if files.cells else files.names
@@ -71,19 +56,19 @@ def find_sources(job: ImageJob, images: ImageSource, strata: npt.NDArray[np.int6
         return None
     in_classes = job.resolve(data.train).is_dir()
     requested = data.groups if in_classes and data.groups in (FOLDERS, NAMES) else ""
-    paths = [names[row] for row in images.rows.tolist()]
+    paths = [names[row] for row in table.usable.tolist()]
     if requested == FOLDERS and not any(path.count(os.sep) > 1 for path in paths):
         raise DataError(
             f"data.groups is {FOLDERS}, and the folders of the classes have no folders in them",
             "one folder for each group in the folder of each class",
             f"write `groups: {NAMES}` to group by the names of files, or remove data.groups",
-            key=images.key,
+            key=table.source.key,
         )
 
     def measure_distances(first: Ids, second: Ids) -> npt.NDArray[np.float64]:
         small = files.fit_to(_COMPARED_SIDE, 1)
         try:
-            one, other = (small.gather(images.rows[rows]).float() for rows in (first, second))
+            one, other = (small.gather(table.usable[rows]).float() for rows in (first, second))
         except DataError:  # of images with unusual values
             return np.full(len(first), np.nan)
         return (one - other).abs().mean(dim=(1, 2, 3)).double().numpy()
@@ -92,19 +77,19 @@ def find_sources(job: ImageJob, images: ImageSource, strata: npt.NDArray[np.int6
 
 
 def _divide_by_source(
-    job: ImageJob, images: ImageSource, strata: Strata, sources: Sources, division: Division
+    job: ImageJob, table: ImageTable, strata: Strata, sources: Sources, division: Division
 ) -> Partition | None:
     """Divide whole sources; None, with a note, if a class or a side would be left without any source."""
-    head = f"{len(images.rows):,} images are of {sources.count:,} sources ({sources.reason})"
+    head = f"{len(table.usable):,} images are of {sources.count:,} sources ({sources.reason})"
     turn_off = f"`groups: {OFF}` in data if they are unrelated"
     part_count = parse_fold(job.data.fold)[1] if job.data.fold else 2
     members = division.join_groups(number_groups(sources.names))
     if int(members.max()) + 1 >= part_count:
-        partition = hold_out_groups(job, strata, "one source", members, division)
+        partition = hold_out_groups(job, [strata], "one source", members, division)
         if not partition.lost_classes:
-            images.notes.append(f"{head}: all of a source are on one side of the split; {turn_off}")
-            return partition
-    images.notes.append(
+            table.notes.append(f"{head}: all of a source are on one side of the split; {turn_off}")
+            return replace(partition, stored={**partition.stored, SOURCES_KEY: sources.count})
+    table.notes.append(
         f"{head}, too few to keep each on one side: the score says little about other sources; {turn_off}, else add sources or "
         "name a path for data.validation"
     )

@@ -1,31 +1,31 @@
-"""Loads the data of an image job, from class folders, a manifest or an .npz file; and new images for its network."""
+"""Reads the data of an image job, from class folders, a manifest or an .npz file; and new images for its network."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from drivetrain.data import copies, stateless_random, target_columns
-from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples
-from drivetrain.data.formats import csv_dialect, table_file
-from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data import copies, stateless_random
+from drivetrain.data.copies import Contents
+from drivetrain.data.dataset import Dataset, Head, InputRecord, Preprocessing, Split, Targets, keep_unchanged
+from drivetrain.data.formats import table_file
 from drivetrain.data.images import (
     held_out,
+    image_table,
     image_targets,
     mirroring,
     near_copies,
     pixel_scale,
-    source,
 )
 from drivetrain.data.images.augment import Augment
 from drivetrain.data.images.image_files import Files, Listing
 from drivetrain.data.images.image_paths import EXTENSIONS
+from drivetrain.data.images.image_table import Geometry, ImageSplit, ImageTable
 from drivetrain.data.images.image_targets import LabelForm
 from drivetrain.data.images.preprocess import (
     BYTES,
@@ -36,68 +36,118 @@ from drivetrain.data.images.preprocess import (
     from_preprocessing,
 )
 from drivetrain.data.images.resize import Resize
-from drivetrain.data.images.source import Geometry, ImageSource, ImageSplit
-from drivetrain.data.partition import Division
+from drivetrain.data.partition import Division, Partition
+from drivetrain.data.reading import Heads, Preprocessor, Reader
 from drivetrain.data.source import Source
 from drivetrain.data.stateless_random import Ids
+from drivetrain.data.target_columns import Strata, TargetColumn
 from drivetrain.errors import DataError
 from drivetrain.job.images import ImageJob
 from drivetrain.pretrained import image_input
 from drivetrain.pretrained.image_input import ExpectedInput
 
 
-def load(job: ImageJob, recorded: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:
-    """Read and check the images of a job; raises DataError if they cannot be used."""
-    form = LabelForm.of_job(job.data, ask=not (recorded and recorded.same_data))
-    files = files or csv_dialect.of_job(job.data.csv.list_settings(), {}, job.data.missing)
-    parts = read_parts(job, form, recorded, files)
-    head, prepare, first_notes, last_notes = _choose_preprocessing(job, parts, recorded)
-    train, validation, validation_notes = parts.build_splits(head, prepare)
-    columns = {"path_column": job.data.path_column, **form.to_json(parts.train.separator)}
-    dataset = parts.complete(
-        Dataset(
-            train,
-            validation,
-            heads={"": head},
-            preprocessing=prepare.to_json() | columns | parts.stored,
-            prepare=prepare,
-            notes=[f"{len(train):,} training and {len(validation):,} validation images, {head.outputs_text}"],
+class ImageReader(Reader[ImageTable]):
+    """Reads the images of an image job."""
+
+    job: ImageJob
+    form: LabelForm
+    geometry: Geometry
+
+    def read(self, source: Source) -> ImageTable:
+        """Read and check the training images, decoding each once."""
+        self.form = LabelForm.of_job(self.job.data, ask=not (self.recorded and self.recorded.same_data))
+        table = image_table.read(source, self.job.data.path_column, self.form, decodes=not self.tables_only)
+        target, rows = table.targets[""], table.usable
+        image_targets.check(target, rows, source.key)
+        if target.indices is not None:
+            contents, classes = table.images.contents[rows], target.list_names(rows)
+            title = lambda index: table.images.title(int(rows[index]))  # noqa: E731
+            table.notes += copies.note_contradictions(contents, classes, title, "images")
+        return table
+
+    def digest(self, table: ImageTable) -> tuple[Contents, bool]:
+        """Digest the pixels of each image."""
+        return table.images.contents[table.usable], False
+
+    def find_strata(self, table: ImageTable, target: TargetColumn) -> Strata:
+        """Find the class of each image, or its rarest label."""
+        return image_targets.find_strata(target, table.usable)
+
+    def hold_out(self, table: ImageTable, division: Division | None) -> Partition:
+        """Hold out images: by the user's groups, by sources, or one by one."""
+        assert division is not None
+        target, partition = table.targets[""], None
+        if table.groups is None and not self.tables_only:
+            strata = self.find_strata(table, target)
+            partition = held_out.divide(self.job, table, strata, division, self.recorded)
+        partition = partition or super().hold_out(table, division)
+        partition.notes[:0] = image_targets.note_values(target, table.usable)
+        return partition
+
+    def build_head(self, name: str, table: ImageTable, training: Ids) -> Head:
+        """Build the head; there may be as many classes as there are images."""
+        return image_targets.build_head(table.targets[name], table.usable, training, table.source.key)
+
+    def fit(self, table: ImageTable, training: Ids, heads: Heads) -> tuple[FittedImages, list[str]]:
+        """Choose size, channels, decoding and scale of the training images; also returns notes."""
+        job, recorded, key = self.job, self.recorded, table.source.key
+        # Validation files are read with the separator found in the training data.
+        form = replace(self.form, separator=table.separator or self.form.separator, groups="")
+        if self.tables_only:
+            return FittedImages(None, form, job.data.path_column, {}), []
+        geometry = image_table.decide_geometry(job, table, recorded, image_input.read_expected(job))
+        # Only training images decide how files are decoded: validation data must not influence preprocessing.
+        table.images, shape, scale, decoding_notes = pixel_scale.choose(
+            table.images, training, geometry.resize, key, job.data.pixel_range, recorded
         )
-    )
-    are_numbers = form.kind == "numbers"
-    names = form.columns if are_numbers else head.classes
-    dataset.notes += mirroring.note_changes(job.data.augment, names, are_numbers=are_numbers)
-    dataset.notes += [*first_notes, *validation_notes, *last_notes]
-    dataset.notes += parts.train.note_codes(head, job.data.bad_samples)
-    if parts.validation is not parts.train:
-        dataset.notes += parts.validation.note_codes(head, is_new=True)
-    return dataset
+        if not recorded:
+            shape, ground_notes = pixel_scale.choose_ground(table.images, training, shape)
+            decoding_notes += ground_notes
+        table.images = table.images.fit_to(geometry.size, geometry.channels, shape)
+        split = ImageSplit(table.images, training, {})
+        # Computed for a recorded run too: classes and size come from this data.
+        preprocessing, notes = _compute_preprocessing(job, split, heads[""].classes, geometry.expected, shape, scale)
+        if recorded:
+            preprocessing = replace(preprocessing, image_size=geometry.size)
+            preprocessing, notes = _restore_preprocessing(job, recorded, preprocessing, notes)
+        stored = {"path_column": job.data.path_column, **self.form.to_json(table.separator)}
+        self.geometry = geometry
+        fitted = FittedImages(preprocessing, form, job.data.path_column, stored)
+        return fitted, [*geometry.notes, *decoding_notes, *notes]
 
+    def note_columns(self, table: ImageTable, training: Ids, heads: Heads) -> list[str]:
+        """Return notes on classes that a mirrored image would change."""
+        are_numbers = self.form.kind == "numbers"
+        names = self.form.columns if are_numbers else heads[""].classes
+        return list(mirroring.note_changes(self.job.data.augment, names, are_numbers=are_numbers))
 
-def _choose_preprocessing(
-    job: ImageJob, parts: ImageParts, recorded: InputRecord | None
-) -> tuple[Head, ImagePreprocessing, list[str], list[str]]:
-    """Choose the head and the preprocessing; also returns notes on decoding and on pixel values."""
-    geometry = parts.geometry
-    # Only training images decide how files are decoded: validation data must not influence preprocessing.
-    source, rows = parts.train, parts.train_rows
-    source.images, shape, scale, decoding_notes = pixel_scale.choose(
-        source.images, rows, geometry.resize, source.key, job.data.pixel_range, recorded
-    )
-    if not recorded:
-        shape, ground_notes = pixel_scale.choose_ground(source.images, rows, shape)
-        decoding_notes += ground_notes
-    source.images = source.images.fit_to(geometry.size, geometry.channels, shape)
+    def note_shared(self, train: ImageTable, split: Split, other: ImageTable, validation: Split) -> list[str]:
+        """Return notes on images that are in both files, and on copies of the same source by their names."""
+        notes = super().note_shared(train, split, other, validation)
+        if isinstance(train.images, Files) and isinstance(other.images, Files):
+            validation_paths = [other.images.names[row] for row in other.usable.tolist()]
+            training_paths = [train.images.names[row] for row in train.usable.tolist()]
+            if shared := near_copies.count_shared(validation_paths, training_paths):
+                notes.append(
+                    f"{shared:,} of {len(other.usable):,} validation images are copies of sources that training has, too, by "
+                    "their names: the score says little about new ones; split before augmenting"
+                )
+        return notes
 
-    build_head = partial(image_targets.build_head, source.target, source.rows, rows, source.key)
-    head = recorded.head("", build_head) if recorded else build_head()
-    split = parts.build_measured_split(head)
-    # Computed for a recorded run too: classes and size come from this data.
-    preprocessing, notes = _compute_preprocessing(job, split, head.classes, geometry.expected, shape, scale)
-    if recorded:
-        preprocessing = replace(preprocessing, image_size=geometry.size)
-        preprocessing, notes = _restore_preprocessing(job, recorded, preprocessing, notes)
-    return head, preprocessing, [*geometry.notes, *decoding_notes], notes
+    def describe_samples(self, table: ImageTable, heads: Heads) -> str:
+        """Name the number of classes, labels or numbers."""
+        return f", {heads[''].outputs_text}"
+
+    def complete(self, dataset: Dataset, table: ImageTable, training: Ids) -> Dataset:
+        """Return the dataset with the values specific to images in memory or files."""
+        share = float(table.images.oblong[table.usable].mean())
+        return replace(
+            dataset,
+            views=self.job.data.augment.views or 0,
+            decoded=not isinstance(table.images, Files),
+            facts={"oblong": {"share": share, "fit": self.geometry.resize.fit}},
+        )
 
 
 def _restore_preprocessing(
@@ -155,148 +205,70 @@ def _list_values(values: list[float]) -> str:
     return "/".join(f"{value:.3g}" for value in values)
 
 
-@dataclass
-class ImageParts:
-    """Images of a job in memory or files, divided into training and validation."""
+@dataclass(frozen=True)
+class FittedImages(Preprocessor[ImageTable]):
+    """Size, scale and statistics of images, and the columns of a manifest."""
 
-    train: ImageSource
-    train_rows: Ids
-    validation: ImageSource
-    """`train` if validation images are held out of the training data."""
-    validation_rows: Ids
-    job: ImageJob
-    stored: dict[str, int]
-    """Part of the division that the preprocessing stores."""
-    geometry: Geometry
-    """Size, channels and decoding of the images for the network."""
-    train_split: ImageSplit | None = None
+    pixels: ImagePreprocessing | None
+    """Size, scale and statistics; None if only tables are read."""
+    form: LabelForm
+    path_column: str
+    columns: Mapping[str, object]
+    """Plain JSON values on the columns."""
 
-    def build_measured_split(self, head: Head) -> ImageSplit:
-        """Build the split of the training images, which decide the preprocessing."""
-        self.train_split = _build_split(self.train, self.train_rows, head)
-        return self.train_split
+    @property
+    def prepare(self) -> Preprocessing:
+        """Scaling, augmentation and normalization on the device."""
+        return self.pixels or keep_unchanged
 
-    def build_splits(self, head: Head, prepare: ImagePreprocessing) -> tuple[ImageSplit, ImageSplit, list[str]]:
-        """Build the splits for training and for validation; also returns notes on validation.
+    def read(self, source: Source) -> ImageTable:
+        """Read labelled images as the training images."""
+        return image_table.read(source, self.path_column, self.form, decodes=self.pixels is not None)
 
-        Raises:
-            DataError: if the validation images are on another scale than the training images.
+    def read_all(self, sources: Sequence[Source]) -> list[ImageTable]:
+        """Read new images, together so that all are decoded at once.
+
+        `sources` are image files, folders of images at any depth, manifests with a path column, or one .npz. With
+        labels: one folder of class folders, a manifest with a label column, or an .npz.
         """
-        train, validation = self.train_split, self.validation
-        assert train is not None
-        if validation is self.train:
-            rows, code_notes = target_columns.keep_scored(validation.target, self.validation_rows, head)
-            return train, _build_split(validation, rows, head), code_notes
-        images, shape = pixel_scale.convert(
-            validation.images, validation.rows, prepare.scale, prepare.resize, validation.key
-        )
-        validation.images = images.fit_to(self.geometry.size, self.geometry.channels, shape)
-        rows, code_notes = target_columns.keep_scored(validation.target, validation.rows, head)
-        split = _build_split(validation, rows, head)
-        scale_notes = pixel_scale.check_some(split, prepare, validation.key)
-        notes = [f"validation: {note}" for note in scale_notes]
-        return train, split, [*notes, *code_notes, *validation.notes, *_note_shared(self.train, validation)]
+        first = sources[0]
+        if first.labelled:
+            _check_has_labels(sources)
+            return [self.read(first)]
+        return [image_table.open_listing(first, _list_unlabelled(sources, self.path_column))]
 
-    def complete(self, dataset: Dataset) -> Dataset:
-        """Return the dataset with the values specific to images in memory or files."""
-        share = float(self.train.images.oblong[self.train.rows].mean()) if len(self.train.rows) else 0.0
-        return replace(
-            dataset,
-            views=self.job.data.augment.views or 0,
-            decoded=not isinstance(self.train.images, Files),
-            notes=[*dataset.notes, *self.train.notes],
-            facts={"oblong": {"share": share, "fit": self.geometry.resize.fit}},
-            files={one.key: names for one in (self.train, self.validation) if (names := _list_files(one.images))},
-        )
-
-
-def read_parts(job: ImageJob, form: LabelForm, recorded: InputRecord | None, files: CsvFiles) -> ImageParts:
-    """Read and divide the images of a job; raises DataError if the images cannot be used."""
-    data = job.data
-    train = source.read(job.resolve(data.train), data.path_column, form, "data.train", files, data.bad_samples)
-    image_targets.check(train.target, train.rows, train.key)
-    image_geometry = source.decide_geometry(job, train, recorded, image_input.read_expected(job))
-    image_geometry.notes.extend(_note_contradictions(train))
-    if isinstance(data.validation, str):
-        # Validation files are read with the separator found in the training data.
-        form = replace(form, separator=train.separator or form.separator, groups="")
-        path = job.resolve(data.validation)
-        validation = source.read(path, data.path_column, form, "data.validation", files, data.bad_samples)
-        return ImageParts(train, train.rows, validation, validation.rows, job, {}, image_geometry)
-    division = Division(train.images.contents[train.rows], "images", recorded)
-    partition, stored = held_out.divide(job, train, division, recorded)
-    train_rows, validation_rows = train.rows[partition.training], train.rows[partition.validation]
-    return ImageParts(train, train_rows, train, validation_rows, job, stored, image_geometry)
-
-
-def _build_split(images: ImageSource, rows: Ids, head: Head) -> ImageSplit:
-    return ImageSplit(images.images, rows, images.build_tensor(rows, head))
-
-
-def _note_shared(train: ImageSource, validation: ImageSource) -> list[str]:
-    """Return notes on images that are in both splits, which makes validation scores too good."""
-    training_contents, validation_contents = (part.images.contents[part.rows] for part in (train, validation))
-    notes = copies.note_shared(
-        training_contents,
-        validation_contents,
-        lambda index: validation.images.title(validation.rows[index]),
-        "validation images",
-    )
-    if isinstance(train.images, Files) and isinstance(validation.images, Files):
-        validation_paths = [validation.images.names[row] for row in validation.rows.tolist()]
-        training_paths = [train.images.names[row] for row in train.rows.tolist()]
-        if shared := near_copies.count_shared(validation_paths, training_paths):
-            notes.append(
-                f"{shared:,} of {len(validation.rows):,} validation images are copies of sources that training has, too, by their "
-                "names: the score says little about new ones; split before augmenting"
+    def build_split(
+        self, tables: Sequence[ImageTable], rows: Sequence[Ids], targets: Targets
+    ) -> tuple[Split, list[str]]:
+        """Convert images of another file to the scale of the training images, and check some of them."""
+        ((table,), (taken,)), key = (tables, rows), tables[0].source.key
+        if key == "data.train":  # converted when the preprocessing was fitted
+            return ImageSplit(table.images, taken, targets), []
+        assert self.pixels is not None
+        if not len(taken):
+            raise DataError(
+                "\n    ".join(table.notes) or f"no images in {table.source.path}",
+                f"at least one image of the kinds {' '.join(EXTENSIONS)}",
+                "name other files",
+                key="" if table.notes else key,
             )
-    return notes
+        images, shape = pixel_scale.convert(table.images, table.usable, self.pixels.scale, self.pixels.resize, key)
+        table.images = images.fit_to(self.pixels.image_size, self.pixels.channels, shape)
+        split = ImageSplit(table.images, taken, targets)
+        # A single blank image may be predicted, but a score on blank images says nothing.
+        notes = pixel_scale.check_some(split, self.pixels, key) if targets else []
+        return split, [f"validation: {note}" for note in notes] if key == "data.validation" else notes
+
+    def to_json(self) -> dict[str, Any]:
+        """Return preprocessing and columns as plain JSON values."""
+        assert self.pixels is not None
+        return self.pixels.to_json() | dict(self.columns)
 
 
-def _note_contradictions(train: ImageSource) -> list[str]:
-    if train.target.indices is None:
-        return []
-    contents, classes = train.images.contents[train.rows], train.target.list_names(train.rows)
-    return copies.note_contradictions(contents, classes, lambda index: train.images.title(train.rows[index]), "images")
-
-
-def read(sources: Sequence[Source], preprocessing: dict[str, Any], heads: Mapping[str, Head]) -> NewSamples:
-    """Read new images, preprocessed exactly as validation images; raises as `load_data.load_new` does.
-
-    `sources` are image files, folders of images at any depth, manifests with a path column, or one .npz. With labels:
-    one folder of class folders, a manifest with a label column, or an .npz.
-    """
-    preparer, path_column, part = from_preprocessing(preprocessing), preprocessing["path_column"], None
-    first, key = sources[0], sources[0].key
-    if first.labelled:
-        _check_has_labels(sources)
-        form = LabelForm.of_model(preprocessing)
-        part = source.read(first.path, path_column, form, key, first.files, first.budget)
-        images, rows, notes = part.images, part.rows, part.notes
-    else:
-        listing = _list_unlabelled(sources, path_column)
-        images, notes = listing.open_images(), listing.notes
-        rows = np.setdiff1d(np.arange(len(images), dtype=np.int64), np.array(list(listing.broken), np.int64))
-        notes += listing.check_bad(len(images), first.budget, key)
-    if not len(rows):
-        raise DataError(
-            "\n    ".join(notes) or f"no images in {', '.join(str(source.path) for source in sources)}",
-            f"at least one image of the kinds {' '.join(EXTENSIONS)}",
-            "name other files",
-            key="" if notes else key,
-        )
-    images, shape = pixel_scale.convert(images, rows, preparer.scale, preparer.resize, key)
-    target_values = part.build_tensor(rows, heads[""]) if part else None
-    split = ImageSplit(images.fit_to(preparer.image_size, preparer.channels, shape), rows, target_values)
-    # A single blank image may be predicted, but a score on blank images says nothing.
-    if part:
-        notes += pixel_scale.check_some(split, preparer, key)
-    return NewSamples(split, preparer, notes, files=_list_files(split.images))
-
-
-def _list_files(images: object) -> Sequence[str]:
-    """List the names of image files; empty for pixels and for images in cells of a table."""
-    return images.names if isinstance(images, Files) and not images.cells else ()
+def restore(preprocessing: dict[str, Any]) -> FittedImages:
+    """Restore the preprocessing of a trained model."""
+    form = LabelForm.of_model(preprocessing)
+    return FittedImages(from_preprocessing(preprocessing), form, preprocessing["path_column"], {})
 
 
 def _check_has_labels(sources: Sequence[Source]) -> None:
@@ -315,7 +287,7 @@ def _check_has_labels(sources: Sequence[Source]) -> None:
 
 def _list_unlabelled(sources: Sequence[Source], path_column: str) -> Listing:
     """List one .npz file or table of images, or manifests, folders and single files together."""
-    listings = [source.list_images(one.path, path_column, None, one.key, one.files) for one in sources]
+    listings = [image_table.list_images(one.path, path_column, None, one.key, one.files) for one in sources]
     if len(listings) == 1:
         # The titles of images in a table have no folder.
         return replace(listings[0], root="") if listings[0].cells else listings[0]

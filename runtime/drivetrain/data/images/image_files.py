@@ -32,9 +32,10 @@ from torch import Tensor
 
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.fingerprint import stamp
+from drivetrain.data.formats import csv_dialect
 from drivetrain.data.images import decode
 from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize
-from drivetrain.data.source import BadSample, check_bad_samples
+from drivetrain.data.source import BadSample, Source
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError, StorageError
@@ -171,11 +172,20 @@ class Listing:
         files, self.broken = check_images(self.root, self.names, self.cells)
         return files
 
-    def check_bad(self, count: int, budget: float, key: str) -> list[str]:
+    def find_files(self, table: Path) -> Files:
+        """Look for the files that a table names, without reading them, and add the missing ones to `broken`."""
+        for row, name in enumerate([] if self.cells else self.names):
+            if not os.path.exists(os.path.join(self.root, name)):
+                place = csv_dialect.name_row(table, self.numbers[row] + 1)
+                self.broken[row] = BadSample(f"{table.name} {place}", f"{name} is not there")
+        unknown = np.zeros(len(self.names), np.int64)
+        rows, is_set = np.arange(len(self.names)), unknown.astype(np.bool_)
+        return Files(self.root, self.names, unknown, is_set, is_set, unknown, rows, cells=self.cells)
+
+    def check_bad(self, count: int, source: Source) -> list[str]:
         """Check the unusable images: bad rows, and those among `count` images that are broken; returns notes."""
-        broken = self.broken.values()
         try:
-            return check_bad_samples([*self.bad, *broken], count + len(self.bad), budget, key)
+            return source.check_bad([*self.bad, *self.broken.values()], count + len(self.bad))
         except DataError as error:
             if not self.unsure:
                 raise

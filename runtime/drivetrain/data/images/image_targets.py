@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from drivetrain.data import labels, partition, target_columns
 from drivetrain.data.dataset import Head
 from drivetrain.data.notes import list_names
@@ -98,18 +96,15 @@ def find_strata(target: TargetColumn, rows: Ids) -> Strata:
     """Find the class of each image, in the order of the outputs, or its rarest label; numbers are split at random."""
     if target.several:
         return Strata(partition.find_rarest_labels(target.numbers[rows]), ())
-    strata = target_columns.find_strata(target, rows)
-    classes = labels.sort_class_names(strata.classes)
-    order = np.array([classes.index(name) for name in strata.classes], np.int64)
-    return Strata(order[strata.numbers] if classes else strata.numbers, classes)
-
-
-def note_targets(target: TargetColumn, rows: Ids) -> list[str]:
-    """Return notes: classes with a single image, the frequency of each label, or the range of each number."""
     if target.indices is not None:
-        counts = Counter(target.list_names(rows))
-        single = sorted(name for name, count in counts.items() if count == 1)
-        return [f"classes with a single image, which is used for training: {list_names(single)}"] if single else []
+        return target_columns.find_ordered_strata(target, rows)
+    return target_columns.find_strata(target, rows)
+
+
+def note_values(target: TargetColumn, rows: Ids) -> list[str]:
+    """Return notes: the frequency of each label, or the range of each number."""
+    if target.indices is not None:
+        return []
     values = target.numbers[rows]
     if target.several:
         counts = Counter({name: int(n) for name, n in zip(target.names, values.sum(axis=0), strict=True)})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,19 +11,15 @@ import pyarrow
 from pyarrow import chunked_array, compute, string, types
 
 from drivetrain.data import labels, target_columns
-from drivetrain.data.dataset import InputRecord
 from drivetrain.data.formats import column_values, csv_dialect, table_file, table_paths
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.images import image_column, image_paths, image_targets
+from drivetrain.data.images import image_column, image_paths
 from drivetrain.data.images.image_column import ImageCells
 from drivetrain.data.images.image_files import Listing
 from drivetrain.data.images.image_targets import LabelForm
-from drivetrain.data.partition import Division, hold_out, hold_out_groups, number_groups
 from drivetrain.data.source import BadSample
-from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
-from drivetrain.job.images import ImageJob
 
 Reasons = dict[int, str]
 """Reasons why rows cannot be used, by row."""
@@ -82,52 +77,6 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
         names = _read_names(table, form.groups, file, key)
         rows.groups = [names[row] for row in keep]
     return rows
-
-
-def check(job: ImageJob, recorded: InputRecord | None, files: CsvFiles) -> tuple[int, list[str]]:
-    """Read the manifests of a job, and look for the image files; returns the number of usable images, and notes."""
-    notes, form = list[str](), LabelForm.of_job(job.data, ask=True)
-    head, count = None, 0
-    for (_, part), text in job.data_paths():
-        path, key = job.resolve(text), f"data.{part}"
-        rows = read(path, job.data.path_column, form, key, files)
-        assert rows.target is not None
-        paths = [] if rows.cells else [os.path.join(rows.root, name) for name in rows.names]
-        missing = {
-            index: BadSample(
-                f"{path.name} {csv_dialect.name_row(path, rows.numbers[index] + 1)}",
-                f"{rows.names[index]} is not there",
-            )
-            for index, image in enumerate(paths)
-            if not os.path.exists(image)
-        }
-        image_paths.check_links((paths[index] for index in missing), path.parent, key)
-        usable = np.setdiff1d(np.arange(len(rows.names), dtype=np.int64), np.array(list(missing), np.int64))
-        rows.broken = missing
-        notes += [*rows.notes, *rows.check_bad(len(rows.names), job.data.bad_samples, key)]
-        if head is None:
-            image_targets.check(rows.target, usable, key)
-            head = image_targets.build_head(rows.target, usable, usable, key)
-            count = _count_training(job, rows, usable)
-            form = replace(form, separator=rows.separator or form.separator, groups="")
-        target_columns.encode(rows.target, usable, head, key)
-    return count, notes
-
-
-def _count_training(job: ImageJob, rows: Listing, usable: Ids) -> int:
-    """Count the images for training; without looking at them, so copies and images of one source count as others.
-
-    Raises:
-        DataError: if too few images or groups are left for one side.
-    """
-    if job.data_path("validation") is not None:
-        return len(usable)
-    assert rows.target is not None
-    strata, division = image_targets.find_strata(rows.target, usable), Division(usable, "images", None)
-    if rows.groups:
-        members = number_groups([rows.groups[row] for row in usable.tolist()])
-        return len(hold_out_groups(job, strata, job.data.groups or "", members, division).training)
-    return len(hold_out(job, strata, division).training)
 
 
 def _read_columns(

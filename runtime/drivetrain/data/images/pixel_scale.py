@@ -17,6 +17,7 @@ from torch import Tensor
 
 from drivetrain.data.dataset import InputRecord
 from drivetrain.data.images.decode import MAX_UNSEEN_DIFFERENCE, ImageHeader
+from drivetrain.data.images.image_table import Images, ImageSplit
 from drivetrain.data.images.npz_images import ImageArrays
 from drivetrain.data.images.preprocess import (
     BYTES,
@@ -29,7 +30,6 @@ from drivetrain.data.images.preprocess import (
     measure_array,
 )
 from drivetrain.data.images.resize import GROUNDS, Resize
-from drivetrain.data.images.source import Images, ImageSplit
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
 

@@ -3,278 +3,270 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from drivetrain.data import copies, target_columns
-from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples, keep_unchanged
-from drivetrain.data.formats import column_values, csv_dialect, npz_file
-from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.copies import Contents
+from drivetrain.data.dataset import Head, Preprocessing, Split, Targets, keep_unchanged
+from drivetrain.data.formats import column_values, npz_file
 from drivetrain.data.labels import note_similar_names
 from drivetrain.data.notes import list_names
-from drivetrain.data.partition import Division, Groups, hold_out, hold_out_groups
+from drivetrain.data.partition import Division, Groups, Partition
+from drivetrain.data.reading import Heads, Preprocessor, Reader
 from drivetrain.data.scales import Scale, collect_fields, scales_from_json
 from drivetrain.data.series import overlap, sampling, timeline, windows
-from drivetrain.data.series.timeline import Timeline, WindowLayout
-from drivetrain.data.series.windows import SeriesSplit, WindowSplit
+from drivetrain.data.series.timeline import WindowLayout
+from drivetrain.data.series.windows import SeriesSplit, WindowTable
 from drivetrain.data.source import BadSample, Source
+from drivetrain.data.stateless_random import Ids
 from drivetrain.data.tables import text_column
-from drivetrain.data.target_columns import Strata, TargetColumn
+from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.series import SeriesJob
 from drivetrain.job.values import parse_fold
+
+if TYPE_CHECKING:
+    import torch
 
 FORM = "an .npz with `x` of shape (N, T, channels), numbers, and `y` of shape (N,) or (N, K)"
 WRITE = "write it with numpy.savez_compressed; series of different lengths need a table with one row per time step"
 
 
-def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:
-    """Read and check the windows of a job; the scale is taken from `recorded` if given, else computed.
+class SeriesReader(Reader[WindowTable]):
+    """Reads the windows of a series job."""
 
-    Raises:
-        DataError: if they cannot be used.
-    """
-    from drivetrain.data.series import augment
+    job: SeriesJob
 
-    data = job.data
-    files = files or csv_dialect.of_job(job.csv_settings(), {}, data.missing)
-    train_part, validation_part, stored, head = _read_parts(job, recorded, files)
-    target = train_part.target
-    assert target is not None
-    fitted_scales = windows.fit_scales(train_part.fitting_rows)
-    scales = scales_from_json(recorded.preprocessing) if recorded else fitted_scales
-    values = windows.scale_channels(train_part.values, scales)
-    is_one_file = validation_part.values is train_part.values
-    train = train_part.split(values, head)
-    scored_part, code_notes = validation_part.keep_scored(head)
-    validation = scored_part.split(
-        values if is_one_file else windows.scale_channels(validation_part.values, scales), head
-    )
-    notes = [
-        f"{len(train):,} training and {len(validation):,} validation windows of {train_part.length} rows",
-        *note_similar_names(target.names[0], head.classes),
-        *text_column.note_digit_classes(target.names[0], dict.fromkeys(head.classes, 1)),
-        *train_part.notes,
-        *validation_part.notes,
-        *code_notes,
-    ]
-    if isinstance(data.validation, str):
-        notes += copies.note_shared(train.contents(), validation.contents(), validation.title, "validation windows")
-    names = _name_channels(stored, len(scales))
-    if constant := [name for name, scale in zip(names, fitted_scales, strict=True) if scale.low == scale.high]:
-        notes.append(f"constant in the training rows, so centered but not scaled: {', '.join(constant)}")
-    notes += train_part.note_numbers(scales, names, is_new=False)
-    notes += train_part.note_target_codes(head, is_new=False)
-    if not is_one_file:
-        notes += _note_new(validation_part, scales, names, head)
-    stored |= {"kind": "series", "length": train_part.length, "channels": len(scales), **collect_fields(scales)}
-    spread = tuple(
-        0.0 if fitted.low == fitted.high else fitted.std / scale.std
-        for fitted, scale in zip(fitted_scales, scales, strict=True)
-    )
-    prepare = augment.build_preprocessing(data.augment, job.train.seed, spread)
-    return Dataset(train, validation, {"": head}, stored, prepare, notes=notes)
+    def read(self, source: Source) -> WindowTable:
+        """Read all windows of the training file."""
+        table = self._read_arrays(source) if self.job.data.arrays else self._read_long(source)
+        if self.earlier:
+            _check_channels(self.job, self.earlier, table)
+        return table
+
+    def _read_long(self, source: Source) -> WindowTable:
+        data = self.job.data
+        assert data.time is not None
+        assert data.window is not None
+        layout = WindowLayout(
+            data.time,
+            data.features or tuple(self.recorded.preprocessing.get("features", ()) if self.recorded else ()),
+            data.label or (),
+            not self.job.PREDICTS_NUMBERS,
+            data.group,
+            data.window,
+            data.step,
+            data.max_gap,
+            data.date_format,
+        )
+        line = timeline.read_timeline(source, layout, data.groups)
+        # Without groups, validation is the end of the time.
+        if data.groups or isinstance(data.validation, str):
+            table = windows.cut_all(line)
+        else:
+            table = windows.cut_before_and_after(line, data.validation)
+        stored = table.stored | sampling.measure(line.order, line.layout.window)
+        return replace(table, stored=stored, group_column=data.groups or "")
+
+    def _read_arrays(self, source: Source) -> WindowTable:
+        """Read windows of arrays; windows that share rows form a group, if validation is held out of them."""
+        data, classes = self.job.data, not self.job.PREDICTS_NUMBERS
+        if isinstance(data.validation, str):
+            return read_windows(source, classes=classes, axes=data.axes)
+        table = read_windows(source, classes=classes, axes=data.axes, groups=data.groups)
+        if table.groups is not None:
+            return replace(table, group_column=data.groups or "")
+        stretches = overlap.number_stretches(table.windows())
+        if stretches.max() + 1 == len(stretches):
+            return table
+        return replace(table, groups=stretches, group_column="overlapping windows")
+
+    def digest(self, table: WindowTable) -> tuple[Contents, bool] | None:
+        """Digest the windows of arrays; the rows of a long table differ in time."""
+        return None if table.file_rows is not None else (copies.digest_rows(table.windows()), False)
+
+    def hold_out(self, table: WindowTable, division: Division | None) -> Partition:
+        """Hold out the end of the time, whole groups, or windows of each class, if no class is lost to validation."""
+        if table.is_early is not None:
+            return Partition(*windows.divide_in_time(table), [])
+        if table.groups is not None and not self.job.data.groups:
+            _check_recordings(self.job, table, division.join_groups(table.groups) if division else table.groups)
+        partition = super().hold_out(table, division)
+        if partition.lost_classes:
+            raise DataError(
+                f"all windows of {list_names(partition.lost_classes)} are in groups for validation",
+                "every class in two groups or more",
+                "another train.seed, data.validation or data.groups",
+                key="data.train",
+            )
+        return partition
+
+    def build_head(self, name: str, table: WindowTable, training: Ids) -> Head:
+        """Build the head from the training windows."""
+        return target_columns.build_head(table.targets[name], training, training, table.source.key)
+
+    def fit(self, table: WindowTable, training: Ids, heads: Heads) -> tuple[FittedSeries, list[str]]:
+        """Fit the scale of each channel to the training rows, or take the recorded one; also returns notes."""
+        fitted_scales = windows.fit_scales(table.list_fitting_rows(training))
+        scales = scales_from_json(self.recorded.preprocessing) if self.recorded else fitted_scales
+        stored = {"kind": "series", "length": table.length, "channels": len(scales), **collect_fields(scales)}
+        fitted = FittedSeries(table.stored | stored, scales)
+        spread, constant = list[float](), list[str]()
+        for name, own, scale in zip(fitted.channel_names, fitted_scales, scales, strict=True):
+            is_constant = own.low == own.high
+            constant += [name] if is_constant else []
+            spread.append(0.0 if is_constant else own.std / scale.std)
+        if not self.tables_only:
+            from drivetrain.data.series import augment
+
+            fitted.augment = augment.build_preprocessing(self.job.data.augment, self.job.train.seed, tuple(spread))
+        if not constant:
+            return fitted, []
+        return fitted, [f"constant in the training rows, so centered but not scaled: {', '.join(constant)}"]
+
+    def note_columns(self, table: WindowTable, training: Ids, heads: Heads) -> list[str]:
+        """Return notes on similar classes and on classes that are numbers."""
+        name, classes = table.targets[""].names[0], heads[""].classes
+        return [
+            *note_similar_names(name, classes),
+            *text_column.note_digit_classes(name, dict.fromkeys(classes, 1)),
+        ]
+
+    def note_shared(self, train: WindowTable, split: Split, other: WindowTable, validation: Split) -> list[str]:
+        """Return notes on validation windows that are also in the training data, or share rows with it."""
+        notes = super().note_shared(train, split, other, validation)
+        if train.file_rows is None:
+            notes += overlap.describe_shared(train.windows(), other.windows())
+        return notes
+
+    def describe_samples(self, table: WindowTable, heads: Heads) -> str:
+        """Name the length of a window."""
+        return f" of {table.length} rows"
 
 
-def _read_parts(
-    job: SeriesJob, recorded: InputRecord | None, files: CsvFiles
-) -> tuple[WindowSplit, WindowSplit, dict[str, Any], Head]:
-    source = Source.of_job(job, "train", files)
-    train, validation, stored = (_read_arrays if job.data.arrays else _read_long)(job, source, recorded)
-    if recorded and not recorded.same_data:
-        _check_channels(job, recorded, stored, train.shape[1])
-    assert train.target is not None
-    head = target_columns.choose_head(train.target, train.target_rows, train.target_rows, source.key, recorded)
-    return train, validation, stored, head
-
-
-def check(job: SeriesJob, recorded: InputRecord | None, files: CsvFiles) -> tuple[int, list[str]]:
-    """Read the windows of a job as `load` does, without torch; returns the number of training windows, and notes."""
-    train, validation, stored, head = _read_parts(job, recorded, files)
-    parts = [validation]
-    if job.data.test:
-        parts.append(_read_new(Source.of_job(job, "test", files), stored))
-    for part in parts:
-        assert part.target is not None
-        target_columns.encode(part.target, part.target_rows, head, part.source.key)
-    return len(train.starts), [note for part in (train, *parts) for note in part.notes]
-
-
-def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Mapping[str, Head]) -> NewSamples:
-    """Read new windows of long tables or of arrays, as in training; raises as `load_data.load_new` does."""
-    scales = scales_from_json(preprocessing)
-    splits: list[SeriesSplit] = []
-    notes: list[str] = []
-    for source in sources:
-        part = _read_new(source, preprocessing)
-        head = heads[""] if source.labelled else None
-        splits.append(part.split(windows.scale_channels(part.values, scales), head))
-        notes += [*part.notes, *_note_new(part, scales, _name_channels(preprocessing, len(scales)), head)]
-    return NewSamples(windows.join_splits(splits), keep_unchanged, notes)
-
-
-def _check_channels(job: SeriesJob, recorded: InputRecord, stored: Mapping[str, Any], channels: int) -> None:
+def _check_channels(job: SeriesJob, earlier: Mapping[str, Any], table: WindowTable) -> None:
     """Check that the channels are the channels of the earlier run.
 
     Raises:
         SpecError: if they differ in names, order or number.
     """
-    trained_features, new_features = recorded.preprocessing.get("features"), stored.get("features")
+    trained_features, new_features = earlier.get("features"), table.stored.get("features")
     if trained_features and new_features and list(trained_features) != list(new_features):
         description = f"is {', '.join(new_features)}, and the earlier run was trained on {', '.join(trained_features)}"
         problem = job.problem(
             ("data", "features"), description, "the same columns in the same order", "leave features out"
         )
         raise SpecError([problem])
-    if channels != recorded.preprocessing["channels"]:
-        description = f"takes {recorded.preprocessing['channels']} channels, and data.train has {channels}"
+    if table.shape[1] != earlier["channels"]:
+        description = f"takes {earlier['channels']} channels, and data.train has {table.shape[1]}"
         key = job.model_key("name")
         raise job.spec_error(key, description, "data with the same channels", "use another run, or a new network")
 
 
-def _name_channels(stored: Mapping[str, Any], count: int) -> list[str]:
-    return list(stored.get("features") or (f"channel {channel}" for channel in range(count)))
-
-
-def _note_new(part: WindowSplit, scales: Sequence[Scale], names: Sequence[str], head: Head | None) -> list[str]:
-    """Return notes on the numbers of a file other than the training file."""
-    notes = part.note_numbers(scales, names, is_new=True) + (part.note_target_codes(head, is_new=True) if head else [])
-    return [f"{part.source.path.name}: {note}" for note in notes]
-
-
-def _read_long(
-    job: SeriesJob, source: Source, recorded: InputRecord | None
-) -> tuple[WindowSplit, WindowSplit, dict[str, Any]]:
-    """Read training and validation windows from two long tables, or from one that is split by groups or in time.
-
-    Returns:
-        Training windows, validation windows, and the values on columns that the preprocessing stores.
-    """
-    data = job.data
-    assert data.time is not None
-    assert data.window is not None
-    layout = WindowLayout(
-        data.time,
-        data.features or tuple(recorded.preprocessing.get("features", ()) if recorded else ()),
-        data.label or (),
-        not job.PREDICTS_NUMBERS,
-        data.group,
-        data.window,
-        data.step,
-        data.max_gap,
-        data.date_format,
-    )
-    line = timeline.read_timeline(source, layout, data.groups)
-    stored = {"form": "long", **line.layout.to_json(), **sampling.measure(line.order, line.layout.window)}
-    if isinstance(data.validation, str):
-        validation_line = timeline.read_timeline(Source.of_job(job, "validation", source.files), line.layout)
-        line.notes.extend(_compare_steps(validation_line, stored))
-        return windows.cut_all(line), windows.cut_all(validation_line), stored
-    if data.groups:
-        return *_divide_by_group(job, windows.cut_all(line)), stored
-    return *windows.cut_before_and_after(line, data.validation), stored
-
-
-def _read_arrays(
-    job: SeriesJob, source: Source, recorded: InputRecord | None
-) -> tuple[WindowSplit, WindowSplit, dict[str, Any]]:
-    """Read training and validation windows of arrays, from two files or from one file.
-
-    One file is split by groups, by class or at random; windows that share rows are on the same side.
-
-    Returns:
-        Training windows, validation windows, and the values on axes and split that the preprocessing stores.
-    """
-    data, classes = job.data, not job.PREDICTS_NUMBERS
-    groups = None if isinstance(data.validation, str) else data.groups
-    train = read_windows(source, classes=classes, axes=data.axes, groups=groups)
-    stored: dict[str, Any] = {"form": "arrays", "classes": classes}
-    if train.axes != "time-channels":
-        stored["axes"] = train.axes
-    if isinstance(data.validation, str):
-        validation_source = Source.of_job(job, "validation", source.files)
-        validation_part = read_windows(validation_source, classes=classes, axes=train.axes)
-        validation_part.check_shape(*train.shape)
-        validation_part.notes.extend(overlap.describe_shared(train.windows(), validation_part.windows()))
-        return train, validation_part, stored
-    division = Division(copies.digest_rows(train.windows()), "windows", recorded)
-    if train.groups is None:
-        stretches = overlap.number_stretches(train.windows())
-        if stretches.max() + 1 < len(stretches):
-            train = replace(train, groups=stretches)
-    if train.groups is not None:
-        return *_divide_by_group(job, train, division), stored | division.to_json()
-    partition = hold_out(job, _find_strata(train), division)
-    train.notes.extend(partition.notes)
-    validation = replace(train.take_rows(partition.validation), notes=[])
-    return train.take_rows(partition.training), validation, stored | division.to_json()
-
-
-def _find_strata(part: WindowSplit) -> Strata:
-    assert part.target is not None
-    return target_columns.find_strata(part.target, part.target_rows)
-
-
-def _compare_steps(line: Timeline, preprocessing: Mapping[str, Any]) -> list[str]:
-    layout = line.layout
-    return sampling.compare(line.order, line.source, layout.time, layout.window, preprocessing)
-
-
-def _divide_by_group(
-    job: SeriesJob, train: WindowSplit, division: Division | None = None
-) -> tuple[WindowSplit, WindowSplit]:
-    """Divide windows into training and validation by whole groups, or by whole stretches of windows that share rows.
-
-    Raises:
-        DataError: if there are fewer groups than parts, or a class occurs only in groups for validation.
-    """
-    assert train.groups is not None
-    members = np.unique(train.groups, return_inverse=True)[1].astype(np.int64)
-    members = division.join_groups(members) if division else members
+def _check_recordings(job: SeriesJob, table: WindowTable, members: Groups) -> None:
+    """Check that there are enough groups of windows that overlap."""
     least = parse_fold(job.data.fold)[1] if job.data.fold else 2
-    if not job.data.groups and members.max() + 1 < least:
+    if members.max() + 1 < least:
         raise DataError(
-            f"all {len(members):,} windows of {train.source.path} overlap, directly or through others",
+            f"all {len(members):,} windows of {table.source.path} overlap, directly or through others",
             f"{least} recordings or more, since windows with the same rows are on one side only",
             "save windows of more recordings, or set data.validation to a file of another recording",
             key="data.train",
         )
-    column = job.data.groups or "overlapping windows"
-    partition = hold_out_groups(job, _find_strata(train), column, members, division)
-    if partition.lost_classes:
-        raise DataError(
-            f"all windows of {list_names(partition.lost_classes)} are in groups for validation",
-            "every class in two groups or more",
-            "another train.seed, data.validation or data.groups",
-            key="data.train",
+
+
+@dataclass
+class FittedSeries(Preprocessor[WindowTable]):
+    """Columns and window of a series, with the scales of the channels."""
+
+    stored: dict[str, Any]
+    scales: Sequence[Scale]
+    augment: Preprocessing = keep_unchanged
+
+    @property
+    def prepare(self) -> Preprocessing:
+        """Augmentation on the device, in training only."""
+        return self.augment
+
+    @property
+    def channel_names(self) -> list[str]:
+        """Names of the features, or numbers for arrays."""
+        return list(self.stored.get("features") or (f"channel {channel}" for channel in range(len(self.scales))))
+
+    def read(self, source: Source) -> WindowTable:
+        """Read all windows of a file in the same way as the training windows."""
+        arrays = self.stored["form"] == "arrays"
+        if (source.path.suffix.lower() == ".npz") != arrays:
+            raise DataError(
+                f"{source.path}: the network was trained on {'arrays' if arrays else 'a long table'}",
+                "an .npz with `x`" if arrays else "a .csv, .tsv, .jsonl or .parquet",
+                "use a file of that kind",
+            )
+        if arrays:
+            axes = self.stored.get("axes", "time-channels")
+            table = read_windows(source, classes=self.stored["classes"], axes=axes)
+            table.check_shape(self.stored["length"], self.stored["channels"])
+            return table
+        line = timeline.read_timeline(source, timeline.layout_from_json(self.stored))
+        layout = line.layout
+        line.notes.extend(sampling.compare(line.order, source, layout.time, layout.window, self.stored))
+        return windows.cut_all(line)
+
+    def build_split(
+        self, tables: Sequence[WindowTable], rows: Sequence[Ids], targets: Targets
+    ) -> tuple[Split, list[str]]:
+        """Scale the rows of each table; splits of one table share them."""
+        import torch
+
+        scaled = [self._scale(table) for table in tables]
+        offsets = np.cumsum([0, *map(len, scaled)])[:-1].tolist()
+        chosen = list(zip(tables, rows, offsets, strict=True))
+        split = SeriesSplit(
+            values=torch.cat(scaled) if len(scaled) > 1 else scaled[0],
+            starts=np.concatenate([table.starts[taken] + offset for table, taken, offset in chosen]),
+            length=tables[0].length,
+            targets=targets,
+            numbers=np.concatenate([table.numbers[taken] for table, taken, _ in chosen]),
+            files=tuple(table.source.path.name for table in tables),
+            title_format=tables[0].title_format,
+            file=np.repeat(np.arange(len(tables)), [len(taken) for taken in rows]),
         )
-    return train.take_rows(partition.training), replace(train.take_rows(partition.validation), notes=partition.notes)
+        return split, []
+
+    def _scale(self, table: WindowTable) -> torch.Tensor:
+        if table.scaled is None:
+            table.scaled = windows.scale_channels(table.values, self.scales)
+        return table.scaled
+
+    def to_json(self) -> dict[str, Any]:
+        """Return columns, window and scales as plain JSON values."""
+        return self.stored
+
+    def compare(self, table: WindowTable, rows: Ids) -> list[str]:
+        """Return notes on values of another file that are far from the training values."""
+        if table.source.key == "data.train":
+            return []
+        notes = list[str]()
+        for column, name, scale in zip(table.values.T, self.channel_names, self.scales, strict=True):
+            notes += scale.note_distant(name, column.astype(np.float64), table.name_row)
+        return [f"{table.source.path.name}: {note}" for note in notes]
+
+    def note_codes(self, table: WindowTable, *, is_new: bool) -> list[str]:
+        """Return notes by channel on values that are codes."""
+        return table.note_codes(self.scales, self.channel_names, is_new=is_new)
 
 
-def _read_new(source: Source, preprocessing: Mapping[str, Any]) -> WindowSplit:
-    """Read all windows of a file in the same way as the training windows."""
-    arrays = preprocessing["form"] == "arrays"
-    if (source.path.suffix.lower() == ".npz") != arrays:
-        raise DataError(
-            f"{source.path}: the network was trained on {'arrays' if arrays else 'a long table'}",
-            "an .npz with `x`" if arrays else "a .csv, .tsv, .jsonl or .parquet",
-            "use a file of that kind",
-        )
-    if arrays:
-        axes = preprocessing.get("axes", "time-channels")
-        split = read_windows(source, classes=preprocessing["classes"], axes=axes)
-        split.check_shape(preprocessing["length"], preprocessing["channels"])
-        return split
-    line = timeline.read_timeline(source, timeline.layout_from_json(preprocessing))
-    line.notes.extend(_compare_steps(line, preprocessing))
-    return windows.cut_all(line)
+def restore(preprocessing: Mapping[str, Any]) -> FittedSeries:
+    """Restore the preprocessing of a trained model."""
+    return FittedSeries(dict(preprocessing), scales_from_json(preprocessing))
 
 
-def read_windows(source: Source, *, classes: bool, axes: str = "auto", groups: str | None = None) -> WindowSplit:
+def read_windows(source: Source, *, classes: bool, axes: str = "auto", groups: str | None = None) -> WindowTable:
     """Read and check the arrays of a file; `axes` is time-channels, channels-time or auto, `groups` names an array.
 
     Raises:
@@ -291,26 +283,21 @@ def read_windows(source: Source, *, classes: bool, axes: str = "auto", groups: s
         target = _read_targets(y, len(values), classes, path, key)
     reasons = dict.fromkeys(np.flatnonzero(~_find_finite(values)).tolist(), "NaN or infinity")
     reasons |= target.bad if target else {}
-    unusable = [BadSample(f"{path.name}[{row}]", reasons[row]) for row in sorted(reasons)]
-    notes = source.check_bad(unusable, len(values))
-    is_usable = np.ones(len(values), np.bool_)
-    is_usable[list(reasons)] = False
-    if not is_usable.any():
-        raise DataError(f"no window of {path} is usable; {unusable[0]}", "one window or more", "fix the file", key=key)
-    rows, (length, channels) = np.flatnonzero(is_usable).astype(np.int64), values.shape[1:]
-    return WindowSplit(
-        source,
-        values.reshape(-1, channels),
-        rows * length,
-        length,
-        np.repeat(is_usable, length),
-        target,
-        target_rows=rows,
+    describe = lambda row, reason: BadSample(f"{path.name}[{row}]", reason)  # noqa: E731
+    rows, notes = source.find_usable(reasons, len(values), "window", describe)
+    length, channels = values.shape[1:]
+    return WindowTable(
+        source=source,
+        usable=np.arange(len(rows), dtype=np.int64),
+        targets={"": target.take(rows)} if target else {},
+        notes=[*axis_notes, *notes],
+        groups=None if window_groups is None else np.unique(window_groups[rows], return_inverse=True)[1],
+        values=values.reshape(-1, channels),
+        starts=rows * length,
+        length=length,
         numbers=rows,
         title_format="{file}[{number}]",
-        notes=[*axis_notes, *notes],
-        groups=None if window_groups is None else window_groups[rows],
-        axes=order,
+        stored={"form": "arrays", "classes": classes} | ({} if order == "time-channels" else {"axes": order}),
     )
 
 

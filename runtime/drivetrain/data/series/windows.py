@@ -12,15 +12,14 @@ import numpy.typing as npt
 
 from drivetrain.data import copies, target_columns
 from drivetrain.data.copies import Contents
-from drivetrain.data.dataset import Head, Inputs, Targets
+from drivetrain.data.dataset import Inputs, Targets
 from drivetrain.data.formats import column_values
 from drivetrain.data.notes import list_names
-from drivetrain.data.partition import Groups
+from drivetrain.data.reading import SampleTable
 from drivetrain.data.scales import Scale, fit_scale
 from drivetrain.data.series.timeline import Timeline
-from drivetrain.data.source import BadSample, Source
+from drivetrain.data.source import BadSample
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -106,60 +105,44 @@ def find_window_starts(breaks: npt.NDArray[np.bool_], length: int, stride: int, 
     return np.asarray(starts, np.int64)
 
 
-def join_splits(parts: Sequence[SeriesSplit]) -> SeriesSplit:
-    """Concatenate the windows of several files."""
-    import torch
+@dataclass(kw_only=True)
+class WindowTable(SampleTable):
+    """Windows over the rows of one file; windows without a label are not among them."""
 
-    offsets = np.cumsum([0, *(len(part.values) for part in parts)])
-    return SeriesSplit(
-        values=torch.cat([part.values for part in parts]),
-        starts=np.concatenate([part.starts + offset for part, offset in zip(parts, offsets, strict=False)]),
-        length=parts[0].length,
-        targets={name: torch.cat([part.targets[name] for part in parts]) for name in parts[0].targets},
-        numbers=np.concatenate([part.numbers for part in parts]),
-        files=tuple(part.files[0] for part in parts),
-        title_format=parts[0].title_format,
-        file=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
-    )
-
-
-@dataclass(frozen=True)
-class WindowSplit:
-    """Windows over the rows of one file."""
-
-    source: Source
+    noun = "windows"
     values: npt.NDArray[Any]
     """Shape (rows, channels), unscaled."""
     starts: Ids
     """First row of each window."""
     length: int
     """Rows per window."""
-    is_fitted: column_values.Mask
-    """Mask of the rows used to compute mean and standard deviation."""
-    target: TargetColumn | None
-    target_rows: Ids
-    """Index of each window's target in `target`."""
     numbers: Ids
-    """Number of each window in messages."""
+    """Number of each window in messages: its last row in the file, or its index in the array."""
     title_format: str
     """Format of a window's name, with {file} and {number}."""
-    notes: list[str]
+    stored: dict[str, Any]
+    """Values on columns, axes and time steps that the preprocessing stores."""
     file_rows: Ids | None = None
     """Index of each row of `values` in the file; None for arrays."""
-    groups: Groups | None = None
-    """Number of each window's group; a whole group is on one side of the split."""
-    axes: str = "time-channels"
-    """Order of the axes of arrays after the first axis; channels-time for (N, channels, T)."""
+    is_early: column_values.Mask | None = None
+    """Mask of the rows before the validation windows, if validation is the end of the time."""
+    scaled: Tensor | None = None
+    """Scaled rows, once a split is built."""
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and channels of a window."""
         return self.length, self.values.shape[1]
 
-    @property
-    def fitting_rows(self) -> npt.NDArray[np.generic]:
-        """The rows used to compute mean and standard deviation."""
-        return self.values if self.is_fitted.all() else self.values[self.is_fitted]
+    def list_fitting_rows(self, training: Ids) -> npt.NDArray[np.generic]:
+        """List the rows used to compute mean and standard deviation: before the validation, or in training windows."""
+        if self.is_early is not None:
+            return self.values[self.is_early]
+        if self.file_rows is not None and len(training) == len(self.starts):
+            return self.values
+        is_fitted = np.zeros(len(self.values), np.bool_)
+        is_fitted[(self.starts[training][:, None] + np.arange(self.length)).ravel()] = True
+        return self.values if is_fitted.all() else self.values[is_fitted]
 
     def name_row(self, row: int) -> str:
         """Name a row of `values`: by its row in the file, or by its window in an array."""
@@ -167,8 +150,13 @@ class WindowSplit:
             return f"x[{row // self.length}]"
         return self.source.name_row(int(self.file_rows[row]))
 
-    def note_numbers(self, scales: Sequence[Scale], names: Sequence[str], *, is_new: bool) -> list[str]:
-        """Return notes by channel on values that are codes and, in new rows, on values far from the training values."""
+    def name_target(self, sample: int) -> str:
+        """Name the place of the target of a window: the last row of the window, or an entry of the array."""
+        number = int(self.numbers[sample])
+        return f"y[{number}]" if self.file_rows is None else self.source.name_row(number - 1)
+
+    def note_codes(self, scales: Sequence[Scale], names: Sequence[str], *, is_new: bool) -> list[str]:
+        """Return notes by channel on values that are codes."""
         lines = []
         for column, name, scale in zip(self.values.T, names, scales, strict=True):
             values = column.astype(np.float64)
@@ -177,53 +165,12 @@ class WindowSplit:
             if is_code.any() and self.file_rows is None:
                 share = float(is_code.reshape(-1, self.length).any(axis=1).mean())
             needed = share if share > self.source.budget else 0.0
-            lines += scale.note_distant(name, values, self.name_row) if is_new else []
             lines += scale.note_codes(name, values, self.name_row, is_new=is_new, bad_samples=needed)
         return lines
-
-    def note_target_codes(self, head: Head, *, is_new: bool) -> list[str]:
-        """Return notes on numbers to predict that are codes."""
-        assert self.target is not None
-        return target_columns.note_codes(
-            self.target,
-            self.target_rows,
-            head,
-            self.name_row if self.file_rows is not None else lambda window: f"y[{window}]",
-            is_new=is_new,
-            budget=self.source.budget,
-        )
 
     def windows(self) -> npt.NDArray[Any]:
         """Return the windows of arrays, shape (N, T, channels)."""
         return self.values.reshape(-1, *self.shape)[self.starts // self.length]
-
-    def take_rows(self, window_numbers: Ids) -> WindowSplit:
-        """Keep some of the windows; the statistics are then also computed from their rows only."""
-        is_fitted = np.zeros(len(self.values), np.bool_)
-        is_fitted[(self.starts[window_numbers][:, None] + np.arange(self.length)).ravel()] = True
-        groups = None if self.groups is None else self.groups[window_numbers]
-        return replace(
-            self,
-            starts=self.starts[window_numbers],
-            target_rows=self.target_rows[window_numbers],
-            numbers=self.numbers[window_numbers],
-            is_fitted=is_fitted,
-            groups=groups,
-        )
-
-    def keep_scored(self, head: Head) -> tuple[WindowSplit, list[str]]:
-        """Keep the windows without codes in the numbers to predict, and note the others."""
-        assert self.target is not None
-        rows, notes = target_columns.keep_scored(self.target, self.target_rows, head)
-        return (self.take_rows(np.flatnonzero(np.isin(self.target_rows, rows))), notes) if notes else (self, [])
-
-    def split(self, values: Tensor, head: Head | None) -> SeriesSplit:
-        """Return the windows as a split with scaled values, and with targets if a head is given."""
-        targets = {}
-        if head and self.target:
-            targets[""] = target_columns.build_tensor(self.target, self.target_rows, head, self.source.key)
-        file, names = np.zeros(len(self.starts), np.int64), (self.source.path.name,)
-        return SeriesSplit(values, self.starts, self.length, targets, self.numbers, names, self.title_format, file)
 
     def check_shape(self, length: int, channels: int) -> None:
         """Check that windows have the shape of training; raises DataError if they do not."""
@@ -236,7 +183,7 @@ class WindowSplit:
             )
 
 
-def cut_all(timeline: Timeline) -> WindowSplit:
+def cut_all(timeline: Timeline) -> WindowTable:
     """Cut all windows of a long table; none spans two groups, if it has groups.
 
     Rows to predict, which have no labels, also get the windows that end in the last row of each stretch.
@@ -247,10 +194,31 @@ def cut_all(timeline: Timeline) -> WindowSplit:
     breaks, groups = timeline.order.find_breaks(timeline.layout.max_gap), timeline.groups
     if groups is not None:
         breaks[1:] |= groups[1:] != groups[:-1]
-    split = _cut_usable(timeline, breaks, np.ones(len(timeline), np.bool_))
-    window_groups = None if groups is None else groups[split.starts]
-    unpredicted = [] if timeline.source.labelled else _note_rows_without_window(timeline, breaks)
-    return replace(split, notes=[*timeline.notes, *split.notes, *unpredicted], groups=window_groups)
+    starts, notes = _find_usable(timeline, breaks, np.ones(len(timeline), np.bool_))
+    if not timeline.source.labelled:
+        notes += _note_rows_without_window(timeline, breaks)
+    table = _build_table(timeline, starts, notes)
+    if groups is None:
+        return table
+    return replace(table, groups=np.unique(groups[starts], return_inverse=True)[1].astype(np.int64))
+
+
+def _build_table(timeline: Timeline, starts: Ids, notes: list[str]) -> WindowTable:
+    """Build the windows of a long table, each with the target of its last row."""
+    last_rows = starts + timeline.layout.window - 1
+    return WindowTable(
+        source=timeline.source,
+        usable=np.arange(len(starts), dtype=np.int64),
+        targets={"": timeline.target.take(last_rows)} if timeline.target else {},
+        notes=[*timeline.notes, *notes],
+        values=timeline.values,
+        starts=starts,
+        length=timeline.layout.window,
+        numbers=timeline.order.rows[last_rows] + 1,
+        title_format="{file} rows to {number}",
+        stored={"form": "long", **timeline.layout.to_json()},
+        file_rows=timeline.order.rows,
+    )
 
 
 def _note_rows_without_window(timeline: Timeline, breaks: column_values.Mask) -> list[str]:
@@ -275,7 +243,7 @@ def _note_rows_without_window(timeline: Timeline, breaks: column_values.Mask) ->
     return notes if length > 1 else []
 
 
-def cut_before_and_after(timeline: Timeline, share: float) -> tuple[WindowSplit, WindowSplit]:
+def cut_before_and_after(timeline: Timeline, share: float) -> WindowTable:
     """Cut training windows before a point in time, and validation windows from it on: a share of the rows.
 
     No window spans that point.
@@ -287,20 +255,29 @@ def cut_before_and_after(timeline: Timeline, share: float) -> tuple[WindowSplit,
     breaks = timeline.order.find_breaks(timeline.layout.max_gap)
     _check_length(timeline, breaks, np.ones(len(timeline), np.bool_))
     breaks[1:] |= is_validation[1:] != is_validation[:-1]
-    train, validation = (
-        _cut_usable(timeline, breaks, rows, f"{name} part")
-        for rows, name in ((~is_validation, "training"), (is_validation, "validation"))
-    )
-    _check_classes_before(timeline, train, validation, share)
-    return replace(train, notes=[*timeline.notes, *train.notes]), validation
+    early, early_notes = _find_usable(timeline, breaks, ~is_validation, "training part")
+    late, late_notes = _find_usable(timeline, breaks, is_validation, "validation part")
+    table = _build_table(timeline, np.concatenate([early, late]), [*early_notes, *late_notes])
+    table = replace(table, is_early=~is_validation)
+    _check_classes_before(table, share)
+    return table
 
 
-def _check_classes_before(timeline: Timeline, train: WindowSplit, validation: WindowSplit, share: float) -> None:
+def divide_in_time(table: WindowTable) -> tuple[Ids, Ids]:
+    """Return the windows before the point of `cut_before_and_after` and the windows from it on."""
+    assert table.is_early is not None
+    is_training = table.is_early[table.starts]
+    return table.usable[is_training], table.usable[~is_training]
+
+
+def _check_classes_before(table: WindowTable, share: float) -> None:
     """Refuse classes that occur only in the last part of the time and so have no training sample."""
-    if timeline.target is None or timeline.target.indices is None:
+    target, key = table.targets[""], table.source.key
+    if target.indices is None:
         return
-    train_classes = target_columns.list_classes(timeline.target, train.target_rows, timeline.source.key)
-    validation_counts = Counter(timeline.target.list_names(validation.target_rows))
+    training, validation = divide_in_time(table)
+    train_classes = target_columns.list_classes(target, training, key)
+    validation_counts = Counter(target.list_names(validation))
     if without_training := [
         f'"{name}" ({validation_counts[name]:,} windows)'
         for name in sorted(set(validation_counts) - set(train_classes))
@@ -309,14 +286,14 @@ def _check_classes_before(timeline: Timeline, train: WindowSplit, validation: Wi
             f"{', '.join(without_training)} come only in the last {share:.0%} of the time, which is for validation",
             "every class in the training part too",
             "set data.validation to another share, a file or `groups`, or leave these rows out",
-            key=timeline.source.key,
+            key=key,
         )
 
 
-def _cut_usable(
+def _find_usable(
     timeline: Timeline, breaks: column_values.Mask, is_included: column_values.Mask, name: str = ""
-) -> WindowSplit:
-    """Cut windows from the included rows, except windows without a label in their last row."""
+) -> tuple[Ids, list[str]]:
+    """Find the first rows of windows of the included rows that have a label in their last row; also returns notes."""
     _check_length(timeline, breaks, is_included, name)
     source, length = timeline.source, timeline.layout.window
     starts = find_window_starts(breaks, length, timeline.layout.stride, to_end=not source.labelled)
@@ -338,19 +315,7 @@ def _cut_usable(
             "add labels, or choose window and stride so that windows end in labelled rows",
             key=source.key,
         )
-    return WindowSplit(
-        source,
-        timeline.values,
-        starts[has_label],
-        length,
-        is_included,
-        timeline.target,
-        target_rows=last_rows[has_label],
-        numbers=file_rows[last_rows[has_label]] + 1,
-        title_format="{file} rows to {number}",
-        notes=notes,
-        file_rows=file_rows,
-    )
+    return starts[has_label], notes
 
 
 def _check_length(

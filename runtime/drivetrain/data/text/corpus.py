@@ -1,4 +1,4 @@
-"""Reads the texts and labels of files, and finds rows that cannot be used."""
+"""Reads the texts and labels of files, finds rows that cannot be used, and provides their tokens as samples."""
 
 from __future__ import annotations
 
@@ -6,89 +6,133 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
-from drivetrain.data import target_columns
+from drivetrain.data import copies, target_columns
+from drivetrain.data.copies import Contents
+from drivetrain.data.dataset import Inputs, Targets
 from drivetrain.data.formats import column_values, csv_dialect, table_file
-from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.notes import list_names
-from drivetrain.data.source import BadSample
+from drivetrain.data.partition import number_groups
+from drivetrain.data.reading import SampleTable
+from drivetrain.data.source import BadSample, Source
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import TargetColumn
+from drivetrain.data.text.encoded import Ragged, pad_inputs
 from drivetrain.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow
 
+_SEPARATOR = "\x1f"
+"""Separator between the texts of a row when rows are compared."""
+_COMPARED_ROWS = 65_536
+"""Number of rows whose texts are copied at a time to compare rows."""
 
-@dataclass
-class Corpus:
+
+@dataclass(kw_only=True)
+class TextTable(SampleTable):
     """Usable rows of one or several files."""
 
-    key: str
-    """Spec key that names the file."""
-    paths: list[Path]
-    starts: list[int]
-    """Index of the first usable row of each file."""
+    noun = "texts"
     texts: tuple[Any, ...]
     """Pyarrow text columns, one entry per usable row."""
-    labels: dict[str, TargetColumn]
-    """Label of each usable row, by column; a row may have no label in some of them."""
+    row_numbers: Ids
+    file_names: Sequence[str]
+    """Names of the files."""
+    starts: Sequence[int] = (0,)
+    """Index of the first usable row of each file."""
+
+    def take(self, rows: Ids) -> tuple[Any, ...]:
+        """Take the texts of some rows, as pyarrow columns."""
+        return tuple(column.take(rows) for column in self.texts)
+
+    def digest(self, rows: Ids, *, lower_case: bool = True) -> Contents:
+        """Digest texts, without their Unicode form, the number of blanks, and with `lower_case` without capitals."""
+        digests = [np.zeros(0, np.int64)]
+        for start in range(0, len(rows), _COMPARED_ROWS):
+            texts = self.take(rows[start : start + _COMPARED_ROWS])
+            digests.append(copies.digest_contents(_normalize_texts(texts, lower_case)))
+        return np.concatenate(digests)
+
+    def title(self, row: int) -> str:
+        """Return the file, row and first words of one text."""
+        max_letters = 80 // len(self.texts)
+        cells = (column[row].as_py() for column in self.texts)
+        first_words = " | ".join(f"{cell[:max_letters]}{'…' if len(cell) > max_letters else ''}" for cell in cells)
+        return f"{self.name_place(row)}: {first_words}"
+
+    def name_place(self, row: int) -> str:
+        """Return the file and row of one text."""
+        return f"{self.file_names[bisect_right(self.starts, row) - 1]} row {self.row_numbers[row]}"
+
+    def name_target_key(self, head: str) -> str:
+        """Name the label column of a head."""
+        return f'{self.source.key}: column "{self.targets[head].names[0]}"'
+
+
+@dataclass(eq=False)
+class TextSplit:
+    """Some rows of a table, as tokens in memory."""
+
+    table: TextTable
     rows: Ids
-    """Number of each usable row in its file; the first is 1."""
-    bad: list[BadSample]
-    """Rows that cannot be used."""
-    groups: list[str | None] | None = None
-    """Group of each usable row, if the job has a group column."""
+    """Indices into the table."""
+    targets: Targets
+    tokens: Ragged
+    pad: int
+    types: Ragged | None = None
+    masked: ClassVar = True
+    """The last input is a mask of real tokens (protocol `Masked`)."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Number of tokens of each text."""
+        return self.tokens.lengths
+
+    def gather(self, ids: Ids) -> Inputs:
+        """Return token ids, token types if the network has them, and attention mask (see `encoded.pad_inputs`)."""
+        return pad_inputs(self.tokens, () if self.types is None else (self.types,), ids, self.pad)
+
+    def contents(self) -> Contents:
+        """Return a digest of each row's texts."""
+        return self.table.digest(self.rows)
+
     def title(self, index: int) -> str:
         """Return the row and first words of one text."""
-        max_letters = 80 // len(self.texts)
-        cells = (column[index].as_py() for column in self.texts)
-        first_words = " | ".join(f"{cell[:max_letters]}{'…' if len(cell) > max_letters else ''}" for cell in cells)
-        return f"{self.place(index)}: {first_words}"
-
-    def place(self, index: int) -> str:
-        """Return the file and row of one text."""
-        return f"{self.paths[bisect_right(self.starts, index) - 1].name} row {self.rows[index]}"
+        return self.table.title(int(self.rows[index]))
 
 
 def read(
-    path: Path,
-    key: str,
-    columns: Sequence[str],
-    label_keys: Mapping[str, str],
-    text_key: str,
-    files: CsvFiles,
-    group_column: str | None = None,
-) -> Corpus:
+    source: Source, columns: Sequence[str], labels: Mapping[str, str], group_column: str | None = None
+) -> TextTable:
     """Read the texts and labels of a file; rows without any text, or without any label, are bad samples.
 
-    Args:
-        label_keys: the label columns, each with the spec key that names it; empty to read texts only.
-        text_key: the spec key that names the text columns.
-        group_column: the column of groups that belong together.
+    `labels` has the label column of each head; without any, texts alone are read.
 
     Raises:
         DataError: if the file cannot be read, or a column is missing or does not hold text.
     """
     from pyarrow import compute
 
-    required = {**dict.fromkeys(columns, text_key), **label_keys}
+    path, is_new = source.path, source.key == "data"
+    keys = {column: source.key if is_new else f"data.labels.{column}" for column in labels.values()}
+    required = {**dict.fromkeys(columns, source.key if is_new else "data.text"), **keys}
     all_columns = required | ({group_column: "data.groups"} if group_column else {})
-    table = table_file.read(path, key, required=all_columns, only=True, text=all_columns, csv=files)
+    table = table_file.read(path, source.key, required=all_columns, only=True, text=all_columns, csv=source.files)
     for name, option in required.items():
         _check_type(table, name, option, path)
-    labels = {
-        name: target_columns.read_targets(table, [name], classes=True, option=option, source=str(path))
-        for name, option in label_keys.items()
+    targets = {
+        head: target_columns.read_targets(table, [name], classes=True, option=keys[name], source=str(path))
+        for head, name in labels.items()
     }
-    lacks = _find_empty_rows(table, columns, labels)
+    lacks = _find_empty_rows(table, columns, targets)
     is_bad = np.logical_or.reduce(list(lacks.values()))
     bad = [
         BadSample(
@@ -99,53 +143,66 @@ def read(
     ]
     rows = np.flatnonzero(~is_bad)
     if bad:
-        table, labels = table.filter(~is_bad), {name: target.take(rows) for name, target in labels.items()}
-    return Corpus(
-        key=key,
-        paths=[path],
-        starts=[0],
+        table, targets = table.filter(~is_bad), {head: target.take(rows) for head, target in targets.items()}
+    return TextTable(
+        source=source,
+        usable=np.arange(len(rows), dtype=np.int64),
+        targets=targets,
+        notes=source.check_bad(bad, len(is_bad)),
+        groups=number_groups(column_values.texts(table[group_column]).to_pylist()) if group_column else None,
+        group_column=group_column or "",
         texts=tuple(compute.fill_null(column_values.compose_text(table[name]), "") for name in columns),
-        labels=labels,
-        rows=rows + 1,
-        bad=bad,
-        groups=column_values.texts(table[group_column]).to_pylist() if group_column else None,
+        row_numbers=rows + 1,
+        file_names=[path.name],
     )
 
 
-def _find_empty_rows(table: Any, columns: Sequence[str], labels: Mapping[str, TargetColumn]) -> dict[str, Any]:
+def _find_empty_rows(table: Any, columns: Sequence[str], targets: Mapping[str, TargetColumn]) -> dict[str, Any]:
     """Find the rows without any text and the rows without any label; the keys name the columns."""
     from pyarrow import compute
 
     trimmed = (compute.fill_null(compute.utf8_trim_whitespace(table[name]), "") for name in columns)
     lacks = {" and ".join(columns): np.logical_and.reduce([compute.equal(cells, "").to_numpy() for cells in trimmed])}
-    if labels:
+    if targets:
+        names = [target.names[0] for target in targets.values()]
         # A column that is both a text and a label counts as a text.
-        is_empty = [target.indices == -1 for name, target in labels.items() if name not in columns]
-        lacks[" and ".join(labels)] = np.logical_and.reduce(is_empty)
+        is_empty = [target.indices == -1 for target in targets.values() if target.names[0] not in columns]
+        lacks[" and ".join(names)] = np.logical_and.reduce(is_empty)
     return lacks
 
 
-def join(sources: Sequence[Corpus]) -> Corpus:
-    """Concatenate several files, without groups: only training files have groups, and these are not joined."""
+def join(tables: Sequence[TextTable]) -> TextTable:
+    """Concatenate the texts of several files, without targets and groups."""
     from pyarrow import chunked_array
 
-    return Corpus(
-        key=sources[0].key,
-        paths=[path for source in sources for path in source.paths],
-        starts=np.cumsum([0, *map(len, sources)])[:-1].tolist(),
-        texts=tuple(
-            chunked_array([chunk.cast("string") for part in column for chunk in part.chunks], "string")
-            for column in zip(*(source.texts for source in sources), strict=True)
-        ),
-        labels={
-            name: target_columns.of_classes(
-                [label for source in sources for label in source.labels[name].list_names(np.arange(len(source)))], name
-            )
-            for name in sources[0].labels
-        },
-        rows=np.concatenate([source.rows for source in sources]),
-        bad=[sample for source in sources for sample in source.bad],
+    if len(tables) == 1:
+        return tables[0]
+    texts = []
+    for columns in zip(*(table.texts for table in tables), strict=True):
+        chunks = [chunk.cast("string") for column in columns for chunk in column.chunks]
+        texts.append(chunked_array(chunks, "string"))
+    row_numbers = np.concatenate([table.row_numbers for table in tables])
+    return TextTable(
+        source=tables[0].source,
+        usable=np.arange(len(row_numbers), dtype=np.int64),
+        targets={},
+        notes=[],
+        texts=tuple(texts),
+        row_numbers=row_numbers,
+        file_names=[name for table in tables for name in table.file_names],
+        starts=np.cumsum([0, *(len(table.usable) for table in tables)])[:-1].tolist(),
     )
+
+
+def _normalize_texts(texts: Sequence[pyarrow.ChunkedArray], lower_case: bool) -> list[str]:
+    """Join the texts of each row to compare rows: in NFKC, with single blanks, in lower case if requested."""
+    from pyarrow import compute
+
+    joined = compute.binary_join_element_wise(*(text.cast("string") for text in texts), _SEPARATOR)
+    normalized = compute.utf8_normalize(joined, "NFKC")
+    normalized = compute.utf8_lower(normalized) if lower_case else normalized
+    rows: list[str] = compute.utf8_trim_whitespace(compute.replace_substring_regex(normalized, r"\s+", " ")).to_pylist()
+    return rows
 
 
 def _check_type(table: pyarrow.Table, name: str, option: str, path: Path) -> None:

@@ -13,8 +13,8 @@ from drivetrain.data import copies
 from drivetrain.data.dataset import NO_LABEL, Head
 from drivetrain.data.notes import list_names
 from drivetrain.data.stateless_random import Ids
+from drivetrain.data.text.corpus import TextSplit
 from drivetrain.data.text.encoded import Encoded
-from drivetrain.data.text.split import TextPart
 from drivetrain.data.text.tokenizer import Tokenizer
 from drivetrain.job.text import TextJob
 
@@ -27,16 +27,16 @@ MAX_COUNTED_TEXTS = 10_000
 
 
 def note_lost_letters(
-    job: TextJob, train: TextPart, heads: dict[str, Head], encoded: Encoded, text_tokenizer: Tokenizer
+    job: TextJob, train: TextSplit, heads: dict[str, Head], encoded: Encoded, text_tokenizer: Tokenizer
 ) -> list[str]:
-    """Return notes on training texts (a TextPart) whose labels depend on letters that the tokenizer does not keep."""
+    """Return notes on training texts whose labels depend on letters that the tokenizer does not keep."""
     if job.learns_vocabulary:
         cure = "data.lower_case: false keeps capital letters" if job.data.lower_case else "another spelling can"
     else:
         cure = "a network whose tokenizer keeps capital letters and accents can"
     notes = []
-    for (name, classes), column in zip(train.classes.items(), job.data.labels, strict=True):
-        names = heads[name].classes
+    for (name, targets), column in zip(train.targets.items(), job.data.labels, strict=True):
+        names, classes = heads[name].classes, targets.numpy()
         notes += _note_merged(train, classes, names, column, encoded, cure)
         if text_tokenizer.inner.normalizer and text_tokenizer.inner.normalizer.normalize_str("A") == "a":
             notes += _note_capitals(train, classes, names, column, cure)
@@ -44,14 +44,14 @@ def note_lost_letters(
 
 
 def _note_merged(
-    train: TextPart, classes: Ids, names: tuple[str, ...], column: str, encoded: Encoded, cure: str
+    train: TextSplit, classes: Ids, names: tuple[str, ...], column: str, encoded: Encoded, cure: str
 ) -> list[str]:
     """Return a note on texts with the same tokens that differ in writing and label."""
     rows = encoded.sequences()
     bounds = pairwise(rows.offsets.tolist())
     numbers = copies.number_contents(copies.digest_contents(rows.flat[a:b].tobytes() for a, b in bounds))
     repeated = np.flatnonzero((np.bincount(numbers)[numbers] > 1) & (classes != NO_LABEL))
-    written = train.take(repeated).contents(lower_case=False)
+    written = train.table.digest(train.rows[repeated], lower_case=False)
     first: dict[int, tuple[int, int]] = {}
     pairs: dict[int, tuple[int, int]] = {}
     for row, text in zip(repeated.tolist(), written.tolist(), strict=True):
@@ -75,7 +75,7 @@ def _note_merged(
     )
 
 
-def _note_capitals(train: TextPart, classes: Ids, names: tuple[str, ...], column: str, cure: str) -> list[str]:
+def _note_capitals(train: TextSplit, classes: Ids, names: tuple[str, ...], column: str, cure: str) -> list[str]:
     """Return a note on classes that the share of capital letters separates from all others."""
     rows = np.flatnonzero(classes != NO_LABEL)
     rows = rows[:: -(-len(rows) // MAX_COUNTED_TEXTS)]
@@ -99,10 +99,10 @@ def _note_capitals(train: TextPart, classes: Ids, names: tuple[str, ...], column
     )
 
 
-def _measure_capitals(train: TextPart, rows: Ids) -> npt.NDArray[np.float64]:
+def _measure_capitals(train: TextSplit, rows: Ids) -> npt.NDArray[np.float64]:
     """Measure the share of capital letters among the letters of some texts."""
     capitals, letters = np.zeros((2, len(rows)))
-    for column in train.take(rows).texts:
+    for column in train.table.take(train.rows[rows]):
         capitals += compute.count_substring_regex(column, r"\p{Lu}").to_numpy()
         letters += compute.count_substring_regex(column, r"\p{L}").to_numpy()
     return capitals / np.maximum(letters, 1)

@@ -3,16 +3,14 @@ channels, and the rule for making an image square."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
 from drivetrain.data import target_columns
 from drivetrain.data.copies import Contents
-from drivetrain.data.dataset import Head, InputRecord, Inputs, Targets
+from drivetrain.data.dataset import InputRecord, Inputs, Targets
 from drivetrain.data.formats import table_file, table_paths
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.images import class_folders, image_files, image_paths, npz_images, resize
@@ -20,8 +18,10 @@ from drivetrain.data.images.image_files import Listing
 from drivetrain.data.images.image_targets import LabelForm
 from drivetrain.data.images.npz_images import ImageArrays
 from drivetrain.data.images.resize import Resize
+from drivetrain.data.partition import number_groups
+from drivetrain.data.reading import SampleTable
+from drivetrain.data.source import Source
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
 from drivetrain.job.data import FOLDERS, NAMES, OFF
 from drivetrain.job.images import ImageJob
@@ -36,40 +36,27 @@ KINDS = (
 
 
 @dataclass(kw_only=True)
-class ImageSource:
+class ImageTable(SampleTable):
     """All images of one path, with their targets."""
 
-    key: str
-    """Spec key that names the path."""
-    target: TargetColumn
-    """Targets of all rows, as in the file."""
-    rows: Ids
-    """Usable rows, ascending."""
-    notes: list[str]
+    noun = "images"
+    single_noun = "image"
+    images: Images
     separator: str = ""
     """Separator of the labels in a cell; empty if no cell has several."""
-    images: Images
-    groups: Sequence[str] = ()
-    """Group name of each image, if the job has a group column."""
 
-    def build_tensor(self, rows: Ids, head: Head) -> Tensor:
-        """Build the targets of some rows."""
-        return target_columns.build_tensor(self.target, rows, head, self.key)
-
-    def note_codes(self, head: Head, budget: float = 1.0, *, is_new: bool = False) -> list[str]:
-        """Return notes on numbers to predict that are codes such as -9999, each with its image."""
-        cure = "leave out these images" if isinstance(self.images, ImageArrays) else ""
-        return target_columns.note_codes(
-            self.target, self.rows, head, self.images.title, cure, is_new=is_new, budget=budget
-        )
+    def name_target(self, sample: int) -> str:
+        """Name the image of a target."""
+        return self.images.title(sample)
 
 
-def read(path: Path, path_column: str, form: LabelForm, key: str, files: CsvFiles, budget: float) -> ImageSource:
-    """Read and check every image of a path, decoding it once; `budget` is the largest share of bad samples.
+def read(source: Source, path_column: str, form: LabelForm, *, decodes: bool = True) -> ImageTable:
+    """Read and check every image of a path, decoding it once; or look only whether the files of a table exist.
 
     Raises:
         DataError: if there is no usable data, or more bad samples than allowed.
     """
+    path, key = source.path, source.key
     if not path.exists():
         raise DataError(
             f"{path} does not exist", KINDS, "correct the path; it is relative to the job's folder", key=key
@@ -84,20 +71,27 @@ def read(path: Path, path_column: str, form: LabelForm, key: str, files: CsvFile
         )
     if path.is_dir():
         _check_folder(path, form, key)
-    listing = list_images(path, path_column, form, key, files)
-    images = listing.open_images()
-    if isinstance(images, image_files.Files):
-        image_paths.check_links((images.path(row) for row in listing.broken), path.parent, key)
-    left_out = listing.check_bad(len(images), budget, key)
-    assert listing.target is not None
-    return ImageSource(
-        key=key,
-        images=images,
-        target=listing.target,
-        rows=np.setdiff1d(np.arange(len(images), dtype=np.int64), np.array(list(listing.broken), np.int64)),
+    return open_listing(source, list_images(path, path_column, form, key, source.files), form.groups, decodes=decodes)
+
+
+def open_listing(source: Source, listing: Listing, group_column: str = "", *, decodes: bool = True) -> ImageTable:
+    """Decode each listed image once as a check, and drop the images that cannot be used."""
+    images = listing.open_images() if decodes else listing.find_files(source.path)
+    if isinstance(images, image_files.Files) and listing.target is not None:
+        image_paths.check_links((images.path(row) for row in listing.broken), source.path.parent, source.key)
+    left_out = listing.check_bad(len(images), source)
+    usable = np.setdiff1d(np.arange(len(images), dtype=np.int64), np.array(list(listing.broken), np.int64))
+    return ImageTable(
+        source=source,
+        usable=usable,
+        targets={} if listing.target is None else {"": listing.target},
         notes=[*listing.notes, *left_out],
+        groups=number_groups([listing.groups[row] for row in usable.tolist()]) if listing.groups else None,
+        group_column=group_column,
+        code_cure="leave out these images" if isinstance(images, ImageArrays) else "",
+        files=images.names if isinstance(images, image_files.Files) and not images.cells else (),
+        images=images,
         separator=listing.separator,
-        groups=listing.groups,
     )
 
 
@@ -145,11 +139,8 @@ class ImageSplit:
     `ids` index the samples of this split, `rows` the rows of `images`.
     """
 
-    def __init__(self, images: Images | image_files.Decoded, rows: Ids, targets: Tensor | None) -> None:
-        self.images = images
-        self.rows = rows
-        # The only head has no name.
-        self.targets: Targets = {} if targets is None else {"": targets}
+    def __init__(self, images: Images | image_files.Decoded, rows: Ids, targets: Targets) -> None:
+        self.images, self.rows, self.targets = images, rows, targets
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -189,31 +180,31 @@ class Geometry:
 
 
 def decide_geometry(
-    job: ImageJob, source: ImageSource, recorded: InputRecord | None, expected: ExpectedInput | None
+    job: ImageJob, table: ImageTable, recorded: InputRecord | None, expected: ExpectedInput | None
 ) -> Geometry:
     """Decide size, channels and how images become square, by `recorded` if there is one."""
-    size, channels, notes = _choose_size_and_channels(job, source, expected)
+    size, channels, notes = _choose_size_and_channels(job, table, expected)
     if recorded:
         stored_size, channels = recorded.preprocessing["image_size"], recorded.preprocessing["channels"]
         # A job that starts from an earlier run may change the size.
         size = stored_size if recorded.same_data or job.data.image_size == "auto" else job.data.image_size
         notes = notes if recorded.same_data else [f"image_size {size}, channels {channels}: as in the earlier run"]
     resize_rule, resize_notes = _decide_resize(job, recorded, expected)
-    oblong_count = int(source.images.oblong[source.rows].sum())
-    oblong_note = f"{oblong_count:,} of {len(source.rows):,} images are not square: {_HOW_SQUARE[resize_rule.fit]}"
+    oblong_count = int(table.images.oblong[table.usable].sum())
+    oblong_note = f"{oblong_count:,} of {len(table.usable):,} images are not square: {_HOW_SQUARE[resize_rule.fit]}"
     notes = [*notes, *resize_notes, *([oblong_note] if oblong_count else [])]
     return Geometry(size, channels, resize_rule, expected, notes)
 
 
 def _choose_size_and_channels(
-    job: ImageJob, train: ImageSource, expected: ExpectedInput | None
+    job: ImageJob, table: ImageTable, expected: ExpectedInput | None
 ) -> tuple[int, int, list[str]]:
     """Choose size and channels by the images, the job and the pretrained network; also returns the reasons."""
-    sides, grey = train.images.short_sides[train.rows], train.images.grey[train.rows]
+    sides, grey = table.images.short_sides[table.usable], table.images.grey[table.usable]
     requested = job.data.image_size
     if expected is not None and requested == "auto":
         requested = expected.size or requested
-    exact = expected is None and isinstance(train.images, npz_images.ImageArrays)
+    exact = expected is None and isinstance(table.images, npz_images.ImageArrays)
     size, reason = resize.choose_size(requested, sides, exact)
     if requested != job.data.image_size:
         reason = "the input size of the pretrained network"
