@@ -20,7 +20,8 @@ from drivetrain.data import copies
 from drivetrain.data.dataset import Dataset, InputRecord
 from drivetrain.data.load_data import add_test, load
 from drivetrain.data.partition import COPIES_KEY
-from drivetrain.job import JOBS, Job
+from drivetrain.job import Job
+from drivetrain.tasks import JOBS
 from tests.messages import begins_with, get_message, says
 
 torch.set_num_threads(1)

@@ -15,8 +15,8 @@ from drivetrain.data import load_data
 from drivetrain.data.custom import custom_data
 from drivetrain.data.custom.data_sources import DataSource
 from drivetrain.data.scales import fit_scale, format_number
-from drivetrain.job import JOBS
 from drivetrain.job.custom import CustomJob
+from drivetrain.tasks import JOBS
 from tests.axes import each_once
 from tests.data.coded_rows import TASKS, Numbers, make_rows, write
 from tests.messages import omits, says

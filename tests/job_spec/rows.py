@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from drivetrain import optimizations
-from drivetrain.job import JOBS
 from drivetrain.job.job import CLASS_METRICS, KAPPA, RANKING_METRICS
+from drivetrain.tasks import JOBS
 
 HEAD = "name: a\ntask: image-classification\n"
 SPEC = HEAD + "data: {train: data}\n"

@@ -13,9 +13,10 @@ from drivetrain.cli import main
 from drivetrain.data import load_data
 from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
-from drivetrain.job import JOBS, Job
+from drivetrain.job import Job
 from drivetrain.job_spec import data_cells
 from drivetrain.job_spec import load_job as job_spec
+from drivetrain.tasks import JOBS
 from tests.messages import says
 
 TABLE = "name: t\ntask: tabular-classification\ndata: {train: a.csv, target: kind, numeric: [load]%s}\n"

@@ -13,11 +13,12 @@ import pytest
 
 from drivetrain.cli.main import main
 from drivetrain.errors import SpecError
-from drivetrain.job import JOBS, Job
+from drivetrain.job import Job
 from drivetrain.job.images import ImageJob
 from drivetrain.job.train import Adam, CrossEntropy, OneCycle, Sgd
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import dump, parse
+from drivetrain.tasks import JOBS
 from tests import examples
 from tests.job_spec.bad_keys import KEYS
 from tests.job_spec.bad_values import VALUES
@@ -300,8 +301,8 @@ def test_a_spec_error_holds_its_problems() -> None:
 
 def test_every_key_of_a_synonym_exists() -> None:
     """In the spec of one task at least, the values of `optimize:` among them."""
-    from drivetrain.job import JOBS
     from drivetrain.job_spec.validation_errors import _NAMES_ELSEWHERE, _has_key
+    from drivetrain.tasks import JOBS
 
     kinds = [job_spec._add_optimization_types(kind) for kind in JOBS.values()]
     homes = [home.partition(":")[0] for home in _NAMES_ELSEWHERE]

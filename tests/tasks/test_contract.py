@@ -14,13 +14,13 @@ import torch
 from drivetrain.data.load_data import check, load, load_new
 from drivetrain.data.survey.look import look
 from drivetrain.data.survey.settings import SurveyRequest
-from drivetrain.job import JOBS, Job
+from drivetrain.job import Job
 from drivetrain.job.embedded import EmbeddedJob
 from drivetrain.job_spec import load_job
 from drivetrain.models import dummy_inputs
 from drivetrain.models.build import build
 from drivetrain.models.inspection import inspect_workload
-from drivetrain.tasks import MODALITIES, Modality, find_stored_modality, modality_of
+from drivetrain.tasks import JOBS, MODALITIES, Modality, find_stored_modality, modality_of
 from drivetrain.tasks.modality import Lazy
 from tests.own_job import write_job
 from tests.paths import PACKAGE

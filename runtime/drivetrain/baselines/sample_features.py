@@ -74,7 +74,7 @@ class Features:
         return self.scaling(columns) if self.scaling else None
 
 
-def _read_prepared(split: Split, ids: Ids, prepare: Preprocessing) -> Iterator[Tensor]:
+def read_prepared(split: Split, ids: Ids, prepare: Preprocessing) -> Iterator[Tensor]:
     """Yield the first input of these samples, some samples at a time, prepared as for an evaluation."""
     for chunk in _chunks(ids):
         yield prepare(split.gather(chunk), chunk, None)[0].float()
@@ -123,7 +123,7 @@ class SeriesFeatures(Features):
 
     def read_linear(self, split: Split, ids: Ids) -> Matrix:
         """Compute eight statistics of each channel, shape (N, 8 * channels)."""
-        return torch.cat([compute_statistics(windows) for windows in _read_prepared(split, ids, self.dataset.prepare)])
+        return torch.cat([compute_statistics(windows) for windows in read_prepared(split, ids, self.dataset.prepare)])
 
 
 @dataclass
@@ -141,7 +141,7 @@ class ImageFeatures(Features):
         rows = self._rows.setdefault(id(split), {})
         missing = np.array([sample for sample in ids.tolist() if sample not in rows], np.int64)
         if len(missing):
-            small = torch.cat([_shrink(images) for images in _read_prepared(split, missing, self.dataset.prepare)])
+            small = torch.cat([_shrink(images) for images in read_prepared(split, missing, self.dataset.prepare)])
             rows |= zip(missing.tolist(), small, strict=True)
         return torch.stack([rows[sample] for sample in ids.tolist()])
 

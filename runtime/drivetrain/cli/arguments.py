@@ -259,8 +259,7 @@ def parse_csv_options(text: str) -> dict[str, str]:
 
 def _check_task(text: str) -> str:
     """Return the name of a task whose data `init` can inspect, or refuse another one; raises SpecError."""
-    from drivetrain.job import JOBS, suggest_task
-    from drivetrain.tasks import modality_of
+    from drivetrain.tasks import JOBS, modality_of, suggest_task
 
     tasks = [task for task in JOBS if not modality_of(JOBS[task]).is_user_code]
     if text not in tasks:

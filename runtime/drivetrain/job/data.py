@@ -179,13 +179,11 @@ class ImageAugment(Spec):
 
 
 OFF, FOLDERS, NAMES = "off", "folders", "names"
-"""Values of `data.groups` of images that are not the name of a column."""
+"""Values of `data.groups` of files that are not the name of a column."""
 
 
-class ImageData(TableFileData):
-    """Images and numbers: a CSV, JSONL or Parquet manifest, or an .npz with `images` (N, H, W, C) and `labels` (N,) or
-    (N, K).
-    """
+class FileData(TableFileData):
+    """Keys of tasks whose samples are files, named by class folders or by a manifest."""
 
     COLUMN_KEYS = ("path_column", "label_column")
 
@@ -196,10 +194,17 @@ class ImageData(TableFileData):
     label_column: OneOrMore = Field(("label",), description="column of a manifest with the number; or several columns")
     groups: Column | None = Field(
         None,
-        description="column that groups images, such as a patient: a fraction or a fold takes whole groups. In folders: "
-        "`folders` or `names` (of files, without a number at their end). Absent: images of one source are "
-        "recognized; off: every image is on its own",
+        description="column that groups files, such as a patient or a speaker: a fraction or a fold takes whole groups. In "
+        "folders: `folders` or `names` (of files, without a number at their end). Absent: files of one source are recognized; "
+        "off: every file is on its own",
     )
+
+
+class ImageData(FileData):
+    """Images and numbers: a CSV, JSONL or Parquet manifest, or an .npz with `images` (N, H, W, C) and `labels` (N,) or
+    (N, K).
+    """
+
     image_size: Annotated[int, Field(ge=4, le=2048)] | Literal["auto"] = Field(
         "auto", description="side of the square input of the network, in pixels; auto: chosen from the images"
     )
@@ -217,10 +222,8 @@ class ImageData(TableFileData):
     augment: ImageAugment = Field(ImageAugment(), description="random changes to training images")
 
 
-class ImageClassificationData(ImageData):
-    """Images and labels: a folder with one folder per class, a CSV, JSONL or Parquet manifest, a Parquet or Arrow file with a
-    column of images, or an .npz with `images` and `labels`.
-    """
+class FileLabels(FileData):
+    """Keys of tasks that predict a class or several labels of a file."""
 
     label_column: OneOrMore = Field(
         ("label",),
@@ -228,7 +231,7 @@ class ImageClassificationData(ImageData):
     )
     multi_label: bool | None = Field(
         None,
-        description="true: an image has any number of labels; false: each cell is one class; absent: one class, and a column "
+        description="true: a file has any number of labels; false: each cell is one class; absent: one class, and a column "
         "that looks like several labels is an error",
     )
     label_separator: Annotated[str, Field(min_length=1, max_length=4)] = Field(
@@ -238,5 +241,11 @@ class ImageClassificationData(ImageData):
 
     @property
     def several(self) -> bool:
-        """Whether an image can have several labels."""
+        """Whether a file can have several labels."""
         return bool(self.multi_label) or len(self.label_column) > 1
+
+
+class ImageClassificationData(FileLabels, ImageData):
+    """Images and labels: a folder with one folder per class, a CSV, JSONL or Parquet manifest, a Parquet or Arrow file with a
+    column of images, or an .npz with `images` and `labels`.
+    """

@@ -8,16 +8,33 @@ from typing import Literal
 from pydantic import Field
 
 from drivetrain.errors import Problem
-from drivetrain.job.data import ImageClassificationData, ImageData
+from drivetrain.job.data import FileData, FileLabels, ImageClassificationData, ImageData
 from drivetrain.job.formatting import format_value
 from drivetrain.job.job import CLASS_METRICS, LABEL_METRICS, NUMBER_METRICS, Job
-from drivetrain.job.model import RESNET_WEIGHTS, ImageModel, ImageNetwork, ImageTimm
+from drivetrain.job.model import RESNET_WEIGHTS, ConvolutionalNetwork, ImageModel, ImageNetwork, ImageTimm
 
 MANIFESTS = (".csv", ".tsv", ".jsonl")
 """Endings of tables that name image files."""
 
 
-class ImageJob(Job):
+def find_idle_stem(job: Job, model: object) -> Iterator[Problem]:
+    """Yield `model.stem` of a network without a stem."""
+    if isinstance(model, ConvolutionalNetwork) and model.name == "small-cnn" and model.stem != "auto":
+        yield job.problem(
+            ("model", "stem"),
+            f"is {model.stem}, and small-cnn has no stem",
+            "for resnet18, resnet34 and resnet50",
+            "remove it, or choose one of these networks",
+        )
+
+
+class FileJob(Job):
+    """Keys of tasks whose samples are files."""
+
+    data: FileData = Field(description="the training and validation data")
+
+
+class ImageJob(FileJob):
     """Keys that both image tasks share."""
 
     data: ImageData = Field(description="the training and validation data")
@@ -70,14 +87,8 @@ class ImageJob(Job):
 
     def _check_idle_keys(self) -> Iterator[Problem]:
         """Yield keys that would have no effect."""
-        augment, model = self.data.augment, self.model
-        if isinstance(model, ImageNetwork) and model.name == "small-cnn" and model.stem != "auto":
-            yield self.problem(
-                ("model", "stem"),
-                f"is {model.stem}, and small-cnn has no stem",
-                "for resnet18, resnet34 and resnet50",
-                "remove it, or choose one of these networks",
-            )
+        augment = self.data.augment
+        yield from find_idle_stem(self, self.model)
         if augment.views and (augment.mixup or augment.cutmix):
             mixing_key = "mixup" if augment.mixup else "cutmix"
             yield self.problem(
@@ -88,25 +99,24 @@ class ImageJob(Job):
             )
 
 
-class ImageClassificationJob(ImageJob):
-    """Classification of images: one of several classes, or several independent labels (multi-label)."""
+class FileClassificationJob(FileJob):
+    """Classification of files: one of several classes, or several independent labels (multi-label)."""
 
     METRICS = CLASS_METRICS
     BEST = "accuracy"
 
-    task: Literal["image-classification"]
-    data: ImageClassificationData = Field(description="the training and validation data")
+    data: FileLabels = Field(description="the training and validation data")
 
     def losses(self) -> tuple[str, ...]:
-        """Return the losses that fit the number of labels of an image."""
+        """Return the losses that fit the number of labels of a file."""
         return ("bce",) if self.data.several else ("cross-entropy", "focal")
 
     def scores(self) -> tuple[str, ...]:
-        """Return the metrics of labels if an image can have several, else the metrics of classes."""
+        """Return the metrics of labels if a file can have several, else the metrics of classes."""
         return LABEL_METRICS if self.data.several else self.METRICS
 
     def best(self) -> str:
-        """Return macro F1 for several labels, because all labels of an image are rarely right in the first epochs."""
+        """Return macro F1 for several labels, because all labels of a file are rarely right in the first epochs."""
         return "validation/f1" if self.data.several and not self.checkpoint.best else super().best()
 
     def problems(self) -> Iterator[Problem]:
@@ -127,6 +137,13 @@ class ImageClassificationJob(ImageJob):
                 "for one column with all labels of an image",
                 "add `multi_label: true`, and name one label_column; or remove it",
             )
+
+
+class ImageClassificationJob(FileClassificationJob, ImageJob):
+    """Classification of images: one of several classes, or several independent labels (multi-label)."""
+
+    task: Literal["image-classification"]
+    data: ImageClassificationData = Field(description="the training and validation data")
 
 
 class ImageRegressionJob(ImageJob):

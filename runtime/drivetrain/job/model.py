@@ -64,8 +64,8 @@ RESNET_WEIGHTS = {name: f"timm/{name}.a1_in1k" for name in ("resnet18", "resnet3
 """ImageNet weights on the Hugging Face hub (Wightman et al. 2021), for `pretrained: true`."""
 
 
-class ImageNetwork(WithWeights):
-    """Convolutional networks for images."""
+class ConvolutionalNetwork(WithWeights):
+    """Convolutional networks for images and spectrograms."""
 
     name: Literal["small-cnn", "resnet18", "resnet34", "resnet50"] = Field(description="architecture")
     width: Count | None = Field(None, description="channels of the first stage; 32 for small-cnn, 64 for a ResNet")
@@ -75,6 +75,11 @@ class ImageNetwork(WithWeights):
         description="first layers. small: 3x3 with stride 1; large: 7x7 with stride 2, then pooling, which keeps a sixteenth of "
         "the pixels; auto: small up to image_size 96 without pretrained weights",
     )
+
+
+class ImageNetwork(ConvolutionalNetwork):
+    """Convolutional networks for images, perhaps with pretrained weights."""
+
     pretrained: bool | FilePath = Field(
         False,
         description="true: start a ResNet from ImageNet weights on the Hugging Face hub; or a folder or another name there",

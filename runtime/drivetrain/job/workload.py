@@ -28,6 +28,8 @@ class Workload:
     """Number of training and validation samples."""
     decoded: bool = True
     """Whether samples are in memory; False if they are decoded from files each time they are used."""
+    varies: bool = False
+    """Whether the data itself gives other training samples in every epoch, before any augmentation."""
     streams: bool = False
     """Whether the training data is an iterable, which is read in its order."""
     blocks: int = 0

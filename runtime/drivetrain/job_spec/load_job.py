@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_mode
 
 from drivetrain import optimizations
 from drivetrain.errors import DataError, Problem, SpecError
-from drivetrain.job import JOBS, Document, Job, dot_key, remote_data, suggest_task
+from drivetrain.job import Document, Job, dot_key, remote_data
 from drivetrain.job import custom as custom_job
 from drivetrain.job.formatting import format_value
 from drivetrain.job.hub_address import is_on_hub
@@ -28,6 +28,7 @@ from drivetrain.job_spec.yaml_file import MAX_BYTES, read, set_value
 from drivetrain.pretrained import earlier_run
 from drivetrain.storage.remote_address import is_remote
 from drivetrain.system.files import TAKE_FILE, describe_special_file, open_file
+from drivetrain.tasks import JOBS, suggest_task
 
 
 def load(

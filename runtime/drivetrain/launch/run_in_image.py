@@ -26,7 +26,7 @@ from typing import IO, Any, TextIO
 from drivetrain.errors import CheckpointError, DataError, DeviceError, SpecError
 from drivetrain.inference.export import PACKAGES
 from drivetrain.inference.predict import TERMINAL
-from drivetrain.job import JOBS, Job
+from drivetrain.job import Job
 from drivetrain.job.draft import name_job_file
 from drivetrain.job.remote_data import list_remote_paths
 from drivetrain.launch import (
@@ -49,7 +49,7 @@ from drivetrain.system.console import say
 from drivetrain.system.installation import INSTALL_TORCH
 from drivetrain.system.printable import printable_text
 from drivetrain.system.run_files import JOB_FILE, MODEL, RunFiles
-from drivetrain.tasks import modality_of
+from drivetrain.tasks import JOBS, modality_of
 
 WITH_JOB = ("bench speed", "bench lr", "bench memory", "bench models", "fetch")
 COMMANDS = (*WITH_JOB, "report", "compare", "evaluate", "predict", "export", "init")

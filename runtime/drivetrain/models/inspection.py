@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from drivetrain.data.custom.iterables import StreamSplit
-from drivetrain.data.dataset import Dataset, Inputs
+from drivetrain.data.dataset import ChangesByEpoch, Dataset, Inputs
 from drivetrain.job.workload import MIN_CACHED_FLOP_PER_BYTE, Workload
 from drivetrain.models import dry_run, feature_cache, forward, packed_attention, recompute, strided_convolution
 from drivetrain.models.freeze import Unfreezing
@@ -60,6 +60,7 @@ def inspect_workload(dataset: Dataset, model: nn.Module, unfreezing: Unfreezing 
         sample_bytes=sum(x[0].numel() * x.element_size() for x in inputs),
         samples=len(dataset.train) + len(dataset.validation),
         decoded=dataset.decoded,
+        varies=isinstance(dataset.train, ChangesByEpoch),
         streams=isinstance(dataset.train, StreamSplit),
         indivisible=dataset.loss.division.obstacle if dataset.loss else "",
         ragged=hasattr(dataset.train, "lengths"),

@@ -47,7 +47,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Refuse with a reason, or return None: without image files, or without a cache folder with enough space."""
-    if not modality_of(job).has_sample_files:
+    if not modality_of(job).has_pictures:
         return "the job has no image files to decode"
     if workload is not None and workload.decoded:
         return "the images are already in memory"

@@ -69,6 +69,8 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return None
     if modality.is_user_code and not workload.decoded:
         return "your dataset may return random samples, so they cannot be stored"
+    if workload.varies:
+        return "the training samples differ from epoch to epoch, so they cannot be stored"
     if feature_cache.choose(job, hardware, workload).value:
         return "feature_cache replaces the samples by cached features"
     room = gpu_selection.count_available_bytes(hardware.gpu, job.limits.gpu_memory)

@@ -1,21 +1,28 @@
-"""The registry of the kinds of data: one file for each, which names the functions that know it."""
+"""The registry of the kinds of data: one file or folder for each, which names the functions that know it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from drivetrain.errors import CheckpointError
-from drivetrain.job import Job
+from drivetrain.errors import CheckpointError, nearest
+from drivetrain.job import FORECASTING, Job
 from drivetrain.tasks import custom, image, series, table, text
 from drivetrain.tasks.modality import Modality
 
-__all__ = ["MODALITIES", "Modality", "find_stored_modality", "modality_of"]
+__all__ = ["JOBS", "MODALITIES", "Modality", "find_stored_modality", "modality_of", "suggest_task"]
 
 MODALITIES: dict[str, Modality] = {
     module.MODALITY.kind: module.MODALITY for module in (image, series, text, table, custom)
 }
 """Every kind of data by its name, the more special one first: a table is drafted for the first that it fits."""
+JOBS: dict[str, type[Job]] = {name: job for modality in MODALITIES.values() for name, job in modality.tasks.items()}
+"""The class of the jobs of every task, by its name."""
+
+
+def suggest_task(name: str) -> str:
+    """Return advice for the name of a task that does not exist."""
+    return FORECASTING if "forecast" in name.casefold() else nearest(name, JOBS) or "pick one"
 
 
 def modality_of(job: Job | type[Job]) -> Modality:

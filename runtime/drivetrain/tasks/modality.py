@@ -28,6 +28,32 @@ def do_nothing(*arguments: Any) -> None:
     """Stand for a function that a kind of data does not need."""
 
 
+@dataclass(frozen=True)
+class FileKind:
+    """Files that are samples, by their names, and what messages call them."""
+
+    noun: str
+    """Such as `image`; `s` follows for several."""
+    extensions: tuple[str, ...]
+    """Endings of files that are read."""
+    unread: tuple[str, ...]
+    """Endings of such files that are not read: a class must not lose them silently."""
+    advice: str
+    """What to do with files of other kinds."""
+    can_be_in_tables: bool = False
+    """Whether the cells of a table, or an array, can hold them."""
+
+    @property
+    def article(self) -> str:
+        """Noun with its article."""
+        return f"{'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun}"
+
+    @property
+    def nouns(self) -> str:
+        """Noun for several."""
+        return f"{self.noun}s"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Modality:
     """A kind of data. All functions of one name have the same parameters; tests/tasks/test_contract.py compares them."""
@@ -36,6 +62,8 @@ class Modality:
     """Name that is stored with a model."""
     job: type[Job]
     """Base class of its jobs."""
+    tasks: dict[str, type[Job]]
+    """Its tasks by name."""
     expected: Workload
     """Layers of its usual networks, and whether samples differ in length: for plans before the network is known."""
     reader: Callable[..., Any] = do_nothing
@@ -48,6 +76,8 @@ class Modality:
     """Read new samples for a trained model, if that needs another order than `data.reading`."""
     draft: Callable[..., Any] = do_nothing
     """Draft the spec for a table with such data; None if it holds other data."""
+    draft_folder: Callable[..., Any] = do_nothing
+    """Draft the spec for a folder with one folder of sample files for each class."""
     build_network: Lazy
     """Build the network that a job names."""
     draw_inputs: Lazy
@@ -68,8 +98,8 @@ class Modality:
     """Adapt the arguments of the earlier network to the data of a job."""
     taken_from_earlier: str = ""
     """Settings that a job takes from the run that it starts from, in words."""
-    has_sample_files: bool = False
-    """Whether samples can be files: in a folder for each class, or named by a table."""
+    sample_files: FileKind | None = None
+    """Samples that are files: in a folder for each class, or named by a table."""
     has_pretrained: bool = False
     """Whether pretrained networks are known for it."""
     has_pictures: bool = False
@@ -84,6 +114,11 @@ class Modality:
     """Whether the loss chooses the best checkpoint among classes that are only somewhat uneven."""
     notes_classes: bool = False
     """Whether `load` notes the numbers of samples of each class."""
+
+    @property
+    def has_sample_files(self) -> bool:
+        """Whether samples can be files."""
+        return self.sample_files is not None
 
     @property
     def reads_one_table(self) -> bool:

@@ -1,12 +1,13 @@
 """Series: windows of several channels over time, from a long table or arrays."""
 
-from drivetrain.job.series import SeriesJob
+from drivetrain.job.series import SeriesClassificationJob, SeriesJob, SeriesRegressionJob
 from drivetrain.job.workload import Workload
 from drivetrain.tasks.modality import Lazy, Modality
 
 MODALITY = Modality(
     kind="series",
     job=SeriesJob,
+    tasks={"series-classification": SeriesClassificationJob, "series-regression": SeriesRegressionJob},
     expected=Workload(layers={"Conv1d": 1, "LSTM": 1}),
     reader=Lazy("data.series.series_data.SeriesReader"),
     restore=Lazy("data.series.series_data.restore"),

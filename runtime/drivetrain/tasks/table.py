@@ -1,12 +1,13 @@
 """Tables: one sample per row, with numbers and categories."""
 
-from drivetrain.job.tables import TableJob
+from drivetrain.job.tables import TableClassificationJob, TableJob, TableRegressionJob
 from drivetrain.job.workload import Workload
 from drivetrain.tasks.modality import Lazy, Modality
 
 MODALITY = Modality(
     kind="table",
     job=TableJob,
+    tasks={"tabular-classification": TableClassificationJob, "tabular-regression": TableRegressionJob},
     expected=Workload(),
     reader=Lazy("data.tables.table_data.TableReader"),
     restore=Lazy("data.tables.table_data.restore"),

@@ -7,6 +7,7 @@ from drivetrain.tasks.modality import Lazy, Modality
 MODALITY = Modality(
     kind="texts",
     job=TextJob,
+    tasks={"text-classification": TextJob},
     expected=Workload(ragged=True),
     reader=Lazy("data.text.text_data.TextReader"),
     restore=Lazy("data.text.text_data.restore"),

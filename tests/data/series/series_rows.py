@@ -11,8 +11,8 @@ from pyarrow import csv
 
 from drivetrain.data.dataset import Split
 from drivetrain.data.series.windows import SeriesSplit
-from drivetrain.job import JOBS
 from drivetrain.job.series import SeriesJob
+from drivetrain.tasks import JOBS
 
 Rows = dict[str, Any]
 

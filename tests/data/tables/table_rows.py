@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet
 
-from drivetrain.job import JOBS
 from drivetrain.job.tables import TableJob
+from drivetrain.tasks import JOBS
 
 Rows = dict[str, Any]
 

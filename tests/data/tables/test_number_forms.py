@@ -20,9 +20,9 @@ from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.load_data import load
 from drivetrain.data.tables import text_column
 from drivetrain.errors import DataError
-from drivetrain.job import JOBS
 from drivetrain.job_spec import data_cells
 from drivetrain.job_spec import load_job as job_spec
+from drivetrain.tasks import JOBS
 from tests.messages import get_message, saying, says_each, says_only
 
 NUMBERS = [round(float(v), 2) for v in np.random.default_rng(0).normal(0, 800, 60)]

@@ -18,8 +18,8 @@ from drivetrain.data.dataset import Dataset, Head
 from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
 from drivetrain.inference import predictions
-from drivetrain.job import JOBS
 from drivetrain.models import forward
+from drivetrain.tasks import JOBS
 from drivetrain.training.evaluation.metrics import MetricAccumulator
 from tests import task_cases
 from tests.data.tables.table_forms import (

@@ -14,7 +14,7 @@ from pyarrow import csv, parquet
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
-from drivetrain.job import JOBS
+from drivetrain.tasks import JOBS
 from tests.axes import each_once
 from tests.messages import begins_with, ends_with, says_only
 

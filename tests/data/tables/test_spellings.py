@@ -16,8 +16,8 @@ from drivetrain.data import load_data
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
-from drivetrain.job import JOBS
 from drivetrain.system import spelling
+from drivetrain.tasks import JOBS
 from tests.axes import each_once
 from tests.messages import get_message, saying, says_each
 

@@ -15,7 +15,7 @@ from drivetrain.data.dataset import InputRecord
 from drivetrain.data.formats import table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles, Dialect
 from drivetrain.data.load_data import load
-from drivetrain.job import JOBS
+from drivetrain.tasks import JOBS
 from tests.messages import says_only
 
 

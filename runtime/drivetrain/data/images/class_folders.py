@@ -1,4 +1,4 @@
-"""Lists a folder of images that has one subfolder per class."""
+"""Lists a folder of images, or of other files, that has one subfolder per class."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from drivetrain.data.images import image_paths
-from drivetrain.data.images.image_paths import EXTENSIONS, OTHER_PICTURES, is_leftover
+from drivetrain.data.images.image_paths import is_leftover
 from drivetrain.data.notes import list_names
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import readable
+from drivetrain.tasks.image import IMAGES
+from drivetrain.tasks.modality import FileKind
 
 
 @dataclass
 class FolderListing:
-    """Image files with their labels, and notes on skipped files."""
+    """Files with their labels, and notes on skipped files."""
 
     names: list[str] = field(default_factory=list)
     """Paths relative to the folder."""
@@ -26,58 +28,58 @@ class FolderListing:
     notes: list[str] = field(default_factory=list)
 
 
-def read(folder: Path, key: str) -> FolderListing:
-    """List the images of every class, nested ones too, in sorted order.
+def read(folder: Path, key: str, kind: FileKind = IMAGES) -> FolderListing:
+    """List the files of a kind of every class, nested ones too, in sorted order.
 
     Hidden files and folders are skipped silently. Folders of thumbnails and deleted files, files of other kinds, empty
-    folders, images outside of every class folder and folders that link back to themselves are skipped with a note.
+    folders, files outside of every class folder and folders that link back to themselves are skipped with a note.
 
     Raises:
         DataError: if there are no class folders, or they are splits such as train and test; names `key`.
     """
     listing = FolderListing()
     empty_folders = []
-    skipped = _SkippedFiles()
+    skipped = _SkippedFiles(kind)
     top = sorted(_list_entries(folder, key, skipped), key=lambda entry: entry.name)
     classes = [entry.name for entry in top if _is_folder(entry)]
     _check_no_splits(folder, classes, key)
     _check_names(folder, classes, key)
     for label in classes:
-        names = list(_iterate_images(folder, label, (os.path.realpath(folder),), skipped, key))
+        names = list(_iterate_files(folder, label, (os.path.realpath(folder),), skipped, key))
         listing.names += names
         listing.labels += [label] * len(names)
         if not names:
             empty_folders.append(label)
     image_paths.check_links(skipped.links, folder, key)
-    loose_images = [entry.name for entry in top if not _is_folder(entry) and _is_image(entry.name)]
+    loose_files = [entry.name for entry in top if not _is_folder(entry) and _is_of_kind(entry.name, kind)]
     _check_not_nested(folder, classes, listing.names, key)
     if not listing.names:
-        contents = [f"{len(loose_images):,} images outside of class folders"] if loose_images else []
+        contents = [f"{len(loose_files):,} {kind.nouns} outside of class folders"] if loose_files else []
         contents += skipped.count_kinds(
-            entry.name for entry in top if not _is_folder(entry) and not _is_image(entry.name)
+            entry.name for entry in top if not _is_folder(entry) and not _is_of_kind(entry.name, kind)
         )
         raise DataError(
-            f"{folder} has no images in class folders, but {', '.join(contents[:4]) or 'no files at all'}",
-            f"one folder per class with files of the kinds {' '.join(EXTENSIONS)}",
-            "move the images into one folder per class, or list them in a manifest"
-            if loose_images
-            else "convert drawings to .png; texts belong in a table with a row for each text: its text and its label",
+            f"{folder} has no {kind.nouns} in class folders, but {', '.join(contents[:4]) or 'no files at all'}",
+            f"one folder per class with files of the kinds {' '.join(kind.extensions)}",
+            f"move the {kind.nouns} into one folder per class, or list them in a manifest"
+            if loose_files
+            else kind.advice,
             key=key,
         )
     if empty_folders:
-        listing.notes.append(f"{folder}: folders without images are ignored: {list_names(empty_folders)}")
-    if loose_images:
+        listing.notes.append(f"{folder}: folders without {kind.nouns} are ignored: {list_names(empty_folders)}")
+    if loose_files:
         listing.notes.append(
-            f"{folder}: {len(loose_images):,} images outside of class folders are skipped: {list_names(loose_images)}"
+            f"{folder}: {len(loose_files):,} {kind.nouns} outside of class folders are skipped: {list_names(loose_files)}"
         )
     listing.notes += skipped.notes(folder)
     return listing
 
 
-def list_all(folder: Path, key: str) -> FolderListing:
-    """List all images in a folder and its subfolders, without labels, as `read` lists those of a class."""
-    skipped = _SkippedFiles()
-    names = list(_iterate_images(folder, "", (), skipped, key))
+def list_all(folder: Path, key: str, kind: FileKind = IMAGES) -> FolderListing:
+    """List all files of a kind in a folder and its subfolders, without labels, as `read` lists those of a class."""
+    skipped = _SkippedFiles(kind)
+    names = list(_iterate_files(folder, "", (), skipped, key))
     return FolderListing(names, notes=list(skipped.notes(folder)))
 
 
@@ -85,6 +87,8 @@ def list_all(folder: Path, key: str) -> FolderListing:
 class _SkippedFiles:
     """Files and folders that were skipped inside class folders, for notes, and links."""
 
+    kind: FileKind
+    """Kind of files that are not skipped."""
     kinds: dict[str, int] = field(default_factory=dict)
     """Number of files, by extension."""
     leftovers: dict[str, int] = field(default_factory=dict)
@@ -102,7 +106,7 @@ class _SkippedFiles:
 
     def notes(self, folder: Path) -> Iterator[str]:
         if self.kinds:
-            yield f"{folder}: files without an image extension are skipped: {list_names(self.count_kinds())}"
+            yield f"{folder}: files without {self.kind.article} extension are skipped: {list_names(self.count_kinds())}"
         if self.leftovers:
             counts = [f"{name} ({count:,})" if count > 1 else name for name, count in sorted(self.leftovers.items())]
             yield f"{folder}: folders of thumbnails, deleted files and the like are skipped: {list_names(counts)}"
@@ -110,10 +114,10 @@ class _SkippedFiles:
             yield f"{folder}: symbolic links to a parent folder are not followed: {list_names(self.loops)}"
 
 
-def _iterate_images(
+def _iterate_files(
     root: Path, subfolder: str, above: tuple[str, ...], skipped: _SkippedFiles, key: str
 ) -> Iterator[str]:
-    """Yield the images of a folder and its subfolders, as paths relative to `root`.
+    """Yield the files of a folder and its subfolders, as paths relative to `root`.
 
     `above` has the real paths of the parent folders, to recognize links to them.
     """
@@ -122,19 +126,20 @@ def _iterate_images(
         skipped.loops.append(subfolder)
         return
     entries = sorted(_list_entries(root / subfolder, key, skipped), key=lambda entry: entry.name)
-    image_stems = {os.path.splitext(entry.name)[0] for entry in entries if _is_image(entry.name)}
+    kind = skipped.kind
+    stems = {os.path.splitext(entry.name)[0] for entry in entries if _is_of_kind(entry.name, kind)}
     for entry in entries:
         name = os.path.join(subfolder, entry.name)
         if _is_folder(entry):
-            yield from _iterate_images(root, name, (*above, real_path), skipped, key)
+            yield from _iterate_files(root, name, (*above, real_path), skipped, key)
             continue
-        stem, kind = os.path.splitext(entry.name)
-        kind = kind.lower()
+        stem, ending = os.path.splitext(entry.name)
+        ending = ending.lower()
         # A picture that cannot be read is a bad sample, unless a readable one has the same name.
-        if _is_image(entry.name) or (kind in OTHER_PICTURES and stem not in image_stems):
+        if _is_of_kind(entry.name, kind) or (ending in kind.unread and stem not in stems):
             yield name
         else:
-            skipped.kinds[kind] = skipped.kinds.get(kind, 0) + 1
+            skipped.kinds[ending] = skipped.kinds.get(ending, 0) + 1
 
 
 def _list_entries(folder: Path, key: str, skipped: _SkippedFiles) -> list[os.DirEntry[str]]:
@@ -164,8 +169,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(EXTENSIONS)
+def _is_of_kind(name: str, kind: FileKind) -> bool:
+    return name.lower().endswith(kind.extensions)
 
 
 def _check_names(folder: Path, classes: list[str], key: str) -> None:
@@ -185,7 +190,7 @@ def _check_names(folder: Path, classes: list[str], key: str) -> None:
         raise DataError(
             f"folders of {folder} have names that look the same, in two forms of Unicode or with blanks: {list_names(look_alikes)}",
             "one folder for each class",
-            "move the images of each pair into one folder",
+            "move the files of each pair into one folder",
             key=key,
         )
 

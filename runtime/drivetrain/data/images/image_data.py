@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,21 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from drivetrain.data import copies, stateless_random
-from drivetrain.data.copies import Contents
-from drivetrain.data.dataset import Dataset, Head, InputRecord, Preprocessing, Split, Targets, keep_unchanged
-from drivetrain.data.formats import table_file
+from drivetrain.data import stateless_random
+from drivetrain.data.dataset import Dataset, InputRecord, Preprocessing, Split, Targets, keep_unchanged
 from drivetrain.data.images import (
-    held_out,
     image_table,
-    image_targets,
     mirroring,
     near_copies,
     pixel_scale,
 )
 from drivetrain.data.images.augment import Augment
-from drivetrain.data.images.image_files import Files, Listing
-from drivetrain.data.images.image_paths import EXTENSIONS
+from drivetrain.data.images.file_reader import FileReader
+from drivetrain.data.images.image_files import Files
 from drivetrain.data.images.image_table import Geometry, ImageSplit, ImageTable
 from drivetrain.data.images.image_targets import LabelForm
 from drivetrain.data.images.preprocess import (
@@ -36,58 +31,22 @@ from drivetrain.data.images.preprocess import (
     from_preprocessing,
 )
 from drivetrain.data.images.resize import Resize
-from drivetrain.data.partition import Division, Partition
-from drivetrain.data.reading import Heads, Preprocessor, Reader
+from drivetrain.data.reading import Heads, Preprocessor
 from drivetrain.data.source import Source
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.target_columns import Strata, TargetColumn
 from drivetrain.errors import DataError
 from drivetrain.job.images import ImageJob
 from drivetrain.pretrained import image_input
 from drivetrain.pretrained.image_input import ExpectedInput
+from drivetrain.tasks.image import IMAGES
 
 
-class ImageReader(Reader[ImageTable]):
+class ImageReader(FileReader[ImageTable]):
     """Reads the images of an image job."""
 
+    table_class = ImageTable
     job: ImageJob
-    form: LabelForm
     geometry: Geometry
-
-    def read(self, source: Source) -> ImageTable:
-        """Read and check the training images, decoding each once."""
-        self.form = LabelForm.of_job(self.job.data, ask=not (self.recorded and self.recorded.same_data))
-        table = image_table.read(source, self.job.data.path_column, self.form, decodes=not self.tables_only)
-        target, rows = table.targets[""], table.usable
-        image_targets.check(target, rows, source.key)
-        if target.indices is not None:
-            contents, classes = table.images.contents[rows], target.list_names(rows)
-            title = lambda index: table.images.title(int(rows[index]))  # noqa: E731
-            table.notes += copies.note_contradictions(contents, classes, title, "images")
-        return table
-
-    def digest(self, table: ImageTable) -> tuple[Contents, bool]:
-        """Digest the pixels of each image."""
-        return table.images.contents[table.usable], False
-
-    def find_strata(self, table: ImageTable, target: TargetColumn) -> Strata:
-        """Find the class of each image, or its rarest label."""
-        return image_targets.find_strata(target, table.usable)
-
-    def hold_out(self, table: ImageTable, division: Division | None) -> Partition:
-        """Hold out images: by the user's groups, by sources, or one by one."""
-        assert division is not None
-        target, partition = table.targets[""], None
-        if table.groups is None and not self.tables_only:
-            strata = self.find_strata(table, target)
-            partition = held_out.divide(self.job, table, strata, division, self.recorded)
-        partition = partition or super().hold_out(table, division)
-        partition.notes[:0] = image_targets.note_values(target, table.usable)
-        return partition
-
-    def build_head(self, name: str, table: ImageTable, training: Ids) -> Head:
-        """Build the head; there may be as many classes as there are images."""
-        return image_targets.build_head(table.targets[name], table.usable, training, table.source.key)
 
     def fit(self, table: ImageTable, training: Ids, heads: Heads) -> tuple[FittedImages, list[str]]:
         """Choose size, channels, decoding and scale of the training images; also returns notes."""
@@ -223,7 +182,7 @@ class FittedImages(Preprocessor[ImageTable]):
 
     def read(self, source: Source) -> ImageTable:
         """Read labelled images as the training images."""
-        return image_table.read(source, self.path_column, self.form, decodes=self.pixels is not None)
+        return image_table.read(ImageTable, source, self.path_column, self.form, decodes=self.pixels is not None)
 
     def read_all(self, sources: Sequence[Source]) -> list[ImageTable]:
         """Read new images, together so that all are decoded at once.
@@ -233,9 +192,11 @@ class FittedImages(Preprocessor[ImageTable]):
         """
         first = sources[0]
         if first.labelled:
-            _check_has_labels(sources)
+            image_table.check_has_labels(sources, IMAGES)
             return [self.read(first)]
-        return [image_table.open_listing(first, _list_unlabelled(sources, self.path_column))]
+        return [
+            image_table.open_listing(ImageTable, first, image_table.list_unlabelled(sources, self.path_column, IMAGES))
+        ]
 
     def build_split(
         self, tables: Sequence[ImageTable], rows: Sequence[Ids], targets: Targets
@@ -248,7 +209,7 @@ class FittedImages(Preprocessor[ImageTable]):
         if not len(taken):
             raise DataError(
                 "\n    ".join(table.notes) or f"no images in {table.source.path}",
-                f"at least one image of the kinds {' '.join(EXTENSIONS)}",
+                f"at least one image of the kinds {' '.join(IMAGES.extensions)}",
                 "name other files",
                 key="" if table.notes else key,
             )
@@ -269,39 +230,3 @@ def restore(preprocessing: dict[str, Any]) -> FittedImages:
     """Restore the preprocessing of a trained model."""
     form = LabelForm.of_model(preprocessing)
     return FittedImages(from_preprocessing(preprocessing), form, preprocessing["path_column"], {})
-
-
-def _check_has_labels(sources: Sequence[Source]) -> None:
-    """Refuse several paths if labels are needed, and a file without labels, such as an image."""
-    path, key = sources[0].path, sources[0].key
-    if len(sources) > 1:
-        raise DataError(f"{len(sources)} paths with labels", "one at a time", "evaluate them one by one", key=key)
-    if not path.is_dir() and path.suffix.lower() not in (*table_file.SUFFIXES, ".npz"):
-        raise DataError(
-            f"{path} is a file without a label",
-            "a folder with one folder per class, a manifest with labels, or an .npz with labels",
-            "name one of these, or use `drivetrain predict`, which needs no labels",
-            key=key,
-        )
-
-
-def _list_unlabelled(sources: Sequence[Source], path_column: str) -> Listing:
-    """List one .npz file or table of images, or manifests, folders and single files together."""
-    listings = [image_table.list_images(one.path, path_column, None, one.key, one.files) for one in sources]
-    if len(listings) == 1:
-        # The titles of images in a table have no folder.
-        return replace(listings[0], root="") if listings[0].cells else listings[0]
-    joined = Listing()
-    for one, listing in zip(sources, listings, strict=True):
-        if listing.arrays is not None or listing.cells:
-            kind = "an .npz" if listing.cells is None else "a table with images in it"
-            raise DataError(
-                f"{len(sources)} input paths, one of them {kind}",
-                "one file with images in it, or any number of other files",
-                f"pass {one.path} alone",
-                key=one.key,
-            )
-        joined.names += [os.path.join(listing.root, name) for name in listing.names]
-        joined.bad += listing.bad
-        joined.notes += listing.notes
-    return joined

@@ -51,6 +51,10 @@ if TYPE_CHECKING:
     from drivetrain.data.images.npz_images import ImageArrays
 
 
+_COMPARED_SIDE = 16
+"""Side in pixels of the gray images that are compared."""
+
+
 @dataclass(frozen=True)
 class Files:
     """Image files under one folder, each decoded once as a check."""
@@ -89,6 +93,19 @@ class Files:
     def fit_to(self, size: int, channels: int, resize: Resize = DEFAULT_RESIZE) -> Files:
         """Return the same files, decoded as squares of `size` pixels with the given number of channels."""
         return replace(self, size=size, channels=channels, resize=resize)
+
+    def list_file_names(self) -> Sequence[str]:
+        """List the paths of the images as named in their table or folder; empty for images without a file name."""
+        return self.cells.file_names() if self.cells else self.names
+
+    def compare(self, first: Ids, second: Ids) -> npt.NDArray[np.float64]:
+        """Measure the mean difference of small gray versions of the images of each pair of rows."""
+        small = self.fit_to(_COMPARED_SIDE, 1)
+        try:
+            one, other = (small.gather(rows).float() for rows in (first, second))
+        except DataError:  # of images with unusual values
+            return np.full(len(first), np.nan)
+        return (one - other).abs().mean(dim=(1, 2, 3)).double().numpy()
 
     def gather(self, rows: Ids) -> Tensor:
         """Return the images of these rows, shape (len(rows), channels, size, size), uint8.

@@ -21,12 +21,6 @@ from drivetrain.data.notes import list_names
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import readable
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".jfif", ".jpe", ".avif")
-OTHER_PICTURES = (
-    *(".heic", ".heif", ".jxl", ".jp2", ".j2k", ".jpx", ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".psd", ".exr", ".hdr"),
-    *(".dcm", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf"),
-)
-"""Extensions of pictures that are not read: a class must not lose such pictures silently."""
 _LEFTOVER_NAMES = {
     # Synology, QNAP
     *("@eadir", "@tmp", "@sharebin", "@recycle", "@recently-snapshot", "@__thumb", "#recycle", "#snapshot"),
@@ -207,12 +201,13 @@ def list_subfolders(folder: Path) -> list[str]:
     return sorted(name for name in folders if not is_leftover(name))
 
 
-_ENDINGS = ("", *EXTENSIONS, *(ending.upper() for ending in EXTENSIONS))
 _SAMPLED_ROWS = 200
 """Largest number of rows used to try an ending."""
 
 
-def find_paths(folder: Path, cells: Sequence[str], column: str, key: str) -> tuple[list[str], list[str]]:
+def find_paths(
+    folder: Path, cells: Sequence[str], column: str, key: str, extensions: Sequence[str]
+) -> tuple[list[str], list[str]]:
     """Return the paths of a column, relative to its manifest's folder, and notes; empty cells stay empty.
 
     If most files are missing, backslashes become slashes, and an extension is added, if most files then exist.
@@ -225,7 +220,7 @@ def find_paths(folder: Path, cells: Sequence[str], column: str, key: str) -> tup
     def count(ending: str) -> int:
         return sum(os.path.lexists(folder / (cell.replace("\\", "/") + ending)) for cell in sample)
 
-    best = max(_ENDINGS, key=count)
+    best = max(("", *extensions, *(ending.upper() for ending in extensions)), key=count)
     if 2 * count(best) < len(sample):
         return list(cells), []
     paths = [cell.replace("\\", "/") + best if cell else "" for cell in cells]

@@ -3,10 +3,14 @@ channels, and the rule for making an image square."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from drivetrain.data import target_columns
 from drivetrain.data.copies import Contents
@@ -27,6 +31,8 @@ from drivetrain.job.data import FOLDERS, NAMES, OFF
 from drivetrain.job.images import ImageJob
 from drivetrain.pretrained.image_input import ExpectedInput
 from drivetrain.system.console import Detail
+from drivetrain.tasks.image import IMAGES
+from drivetrain.tasks.modality import FileKind
 
 Images = npz_images.ImageArrays | image_files.Files
 KINDS = (
@@ -35,23 +41,68 @@ KINDS = (
 )
 
 
-@dataclass(kw_only=True)
-class ImageTable(SampleTable):
-    """All images of one path, with their targets."""
+class OpenedFiles(Protocol):
+    """Sample files of a path, each decoded once as a check."""
 
-    noun = "images"
-    single_noun = "image"
-    images: Images
+    @property
+    def contents(self) -> Contents:
+        """Digest of each file; 0 for a file that cannot be used."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def title(self, row: int) -> str:
+        """Return the name of a file in messages."""
+        ...
+
+    def list_file_names(self) -> Sequence[str]:
+        """List the paths of the files as named in their table or folder; empty for samples that are no files."""
+        ...
+
+    def compare(self, first: Ids, second: Ids) -> npt.NDArray[np.float64]:
+        """Measure how different the files of each pair of rows are; NaN if that is unknown."""
+        ...
+
+
+@dataclass(kw_only=True)
+class FileTable(SampleTable):
+    """All sample files of one path, with their targets."""
+
+    kind: ClassVar[FileKind]
+    images: OpenedFiles
     separator: str = ""
     """Separator of the labels in a cell; empty if no cell has several."""
 
+    @classmethod
+    def open(cls, listing: Listing) -> OpenedFiles:
+        """Decode each listed file once as a check, and add the unusable ones to `listing.broken`."""
+        raise NotImplementedError
+
     def name_target(self, sample: int) -> str:
-        """Name the image of a target."""
+        """Name the file of a target."""
         return self.images.title(sample)
 
 
-def read(source: Source, path_column: str, form: LabelForm, *, decodes: bool = True) -> ImageTable:
-    """Read and check every image of a path, decoding it once; or look only whether the files of a table exist.
+@dataclass(kw_only=True)
+class ImageTable(FileTable):
+    """All images of one path, with their targets."""
+
+    kind, noun, single_noun = IMAGES, IMAGES.nouns, IMAGES.noun
+    images: Images
+
+    @classmethod
+    def open(cls, listing: Listing) -> Images:
+        """Decode each image once as a check, and add the unusable ones to `listing.broken`."""
+        return listing.open_images()
+
+
+AnyFiles = TypeVar("AnyFiles", bound=FileTable)
+
+
+def read(
+    table_class: type[AnyFiles], source: Source, path_column: str, form: LabelForm, *, decodes: bool = True
+) -> AnyFiles:
+    """Read and check every file of a path, decoding it once; or look only whether the files of a table exist.
 
     Raises:
         DataError: if there is no usable data, or more bad samples than allowed.
@@ -59,7 +110,10 @@ def read(source: Source, path_column: str, form: LabelForm, *, decodes: bool = T
     path, key = source.path, source.key
     if not path.exists():
         raise DataError(
-            f"{path} does not exist", KINDS, "correct the path; it is relative to the job's folder", key=key
+            f"{path} does not exist",
+            list_forms(table_class.kind),
+            "correct the path; it is relative to the job's folder",
+            key=key,
         )
     suffix = path.suffix.lower()
     if form.groups and (suffix == ".npz" or (path.is_dir() and form.groups not in (FOLDERS, NAMES))):
@@ -71,17 +125,21 @@ def read(source: Source, path_column: str, form: LabelForm, *, decodes: bool = T
         )
     if path.is_dir():
         _check_folder(path, form, key)
-    return open_listing(source, list_images(path, path_column, form, key, source.files), form.groups, decodes=decodes)
+    listing = list_files(path, path_column, form, key, source.files, table_class.kind)
+    return open_listing(table_class, source, listing, form.groups, decodes=decodes)
 
 
-def open_listing(source: Source, listing: Listing, group_column: str = "", *, decodes: bool = True) -> ImageTable:
-    """Decode each listed image once as a check, and drop the images that cannot be used."""
-    images = listing.open_images() if decodes else listing.find_files(source.path)
-    if isinstance(images, image_files.Files) and listing.target is not None:
-        image_paths.check_links((images.path(row) for row in listing.broken), source.path.parent, source.key)
+def open_listing(
+    table_class: type[AnyFiles], source: Source, listing: Listing, group_column: str = "", *, decodes: bool = True
+) -> AnyFiles:
+    """Decode each listed file once as a check, and drop the files that cannot be used."""
+    images = table_class.open(listing) if decodes else listing.find_files(source.path)
+    if images.list_file_names() and listing.target is not None:
+        paths = (os.path.join(listing.root, listing.names[row]) for row in listing.broken)
+        image_paths.check_links(paths, source.path.parent, source.key)
     left_out = listing.check_bad(len(images), source)
     usable = np.setdiff1d(np.arange(len(images), dtype=np.int64), np.array(list(listing.broken), np.int64))
-    return ImageTable(
+    return table_class(
         source=source,
         usable=usable,
         targets={} if listing.target is None else {"": listing.target},
@@ -89,24 +147,35 @@ def open_listing(source: Source, listing: Listing, group_column: str = "", *, de
         groups=number_groups([listing.groups[row] for row in usable.tolist()]) if listing.groups else None,
         group_column=group_column,
         code_cure="leave out these images" if isinstance(images, ImageArrays) else "",
-        files=images.names if isinstance(images, image_files.Files) and not images.cells else (),
+        files=listing.names if images.list_file_names() and not listing.cells else (),
         images=images,
         separator=listing.separator,
     )
 
 
-def list_images(path: Path, path_column: str, form: LabelForm | None, key: str, files: CsvFiles) -> Listing:
-    """List the images of a folder, a table or an .npz with their targets; without a form, images alone, or one image.
+def list_forms(kind: FileKind) -> str:
+    """List the forms in which a job can name its samples."""
+    return (
+        KINDS
+        if kind.can_be_in_tables
+        else "a folder of class folders; a .csv, .tsv, .jsonl or .parquet with paths and labels"
+    )
+
+
+def list_files(
+    path: Path, path_column: str, form: LabelForm | None, key: str, files: CsvFiles, kind: FileKind
+) -> Listing:
+    """List the files of a folder, a table or an .npz with their targets; without a form, files alone, or one file.
 
     Raises:
         DataError: if there are none, or the file is none of these; names `key`.
     """
     suffix = path.suffix.lower()
-    if suffix == ".npz" and path.is_file():
+    if suffix == ".npz" and path.is_file() and kind.can_be_in_tables:
         arrays, target, broken, notes = npz_images.read(path, key, form)
         return Listing(target=target, arrays=arrays, broken=broken, notes=notes)
     if path.is_dir():
-        folder = class_folders.read(path, key) if form else class_folders.list_all(path, key)
+        folder = class_folders.read(path, key, kind) if form else class_folders.list_all(path, key, kind)
         target = target_columns.of_classes(folder.labels, "label") if form else None
         return Listing(str(path), folder.names, target=target, notes=folder.notes)
     if suffix in table_file.SUFFIXES and path.is_file():
@@ -114,11 +183,49 @@ def list_images(path: Path, path_column: str, form: LabelForm | None, key: str, 
         table_file.check_installed(path, key)
         from drivetrain.data.images import manifest
 
-        return manifest.read(path, path_column, form, key, files)
+        return manifest.read(path, path_column, form, key, files, kind)
     if form is None:
         return Listing(names=[str(path)])
     table_paths.check_is_table(path, key)
-    raise DataError(f"{path} has an unknown file type", KINDS, "use one of these", key=key)
+    raise DataError(f"{path} has an unknown file type", list_forms(kind), "use one of these", key=key)
+
+
+def check_has_labels(sources: Sequence[Source], kind: FileKind) -> None:
+    """Refuse several paths if labels are needed, and a file without labels, such as an image."""
+    path, key = sources[0].path, sources[0].key
+    if len(sources) > 1:
+        raise DataError(f"{len(sources)} paths with labels", "one at a time", "evaluate them one by one", key=key)
+    if not path.is_dir() and path.suffix.lower() not in (*table_file.SUFFIXES, ".npz"):
+        raise DataError(
+            f"{path} is a file without a label",
+            "a folder with one folder per class, a manifest with labels, or an .npz with labels"
+            if kind.can_be_in_tables
+            else "a folder with one folder per class, or a manifest with labels",
+            "name one of these, or use `drivetrain predict`, which needs no labels",
+            key=key,
+        )
+
+
+def list_unlabelled(sources: Sequence[Source], path_column: str, kind: FileKind) -> Listing:
+    """List one .npz file or table of images, or manifests, folders and single files together."""
+    listings = [list_files(one.path, path_column, None, one.key, one.files, kind) for one in sources]
+    if len(listings) == 1:
+        # The titles of images in a table have no folder.
+        return replace(listings[0], root="") if listings[0].cells else listings[0]
+    joined = Listing()
+    for one, listing in zip(sources, listings, strict=True):
+        if listing.arrays is not None or listing.cells:
+            form = "an .npz" if listing.cells is None else "a table with images in it"
+            raise DataError(
+                f"{len(sources)} input paths, one of them {form}",
+                "one file with images in it, or any number of other files",
+                f"pass {one.path} alone",
+                key=one.key,
+            )
+        joined.names += [os.path.join(listing.root, name) for name in listing.names]
+        joined.bad += listing.bad
+        joined.notes += listing.notes
+    return joined
 
 
 def _check_folder(path: Path, form: LabelForm, key: str) -> None:
@@ -151,7 +258,11 @@ class ImageSplit:
 
     def contents(self) -> Contents:
         """Return a digest of each image; empty if that would need reading the images again."""
-        return self.images.contents[self.rows] if isinstance(self.images, Images) else np.zeros(0, np.int64)
+        return (
+            self.images.contents[self.rows]
+            if not isinstance(self.images, image_files.Decoded)
+            else np.zeros(0, np.int64)
+        )
 
     def title(self, index: int) -> str:
         """Return the name of one image in lists and messages."""

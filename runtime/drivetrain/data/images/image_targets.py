@@ -1,4 +1,4 @@
-"""The form of the targets of images: a class, several labels, or numbers; what is checked and noted about them."""
+"""The form of the targets of files: a class, several labels, or numbers; what is checked and noted about them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from drivetrain.data.notes import list_names
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import Strata, TargetColumn
 from drivetrain.errors import DataError
-from drivetrain.job.data import OFF, ImageClassificationData, ImageData
+from drivetrain.job.data import OFF, FileData, FileLabels
+from drivetrain.tasks.image import IMAGES
+from drivetrain.tasks.modality import FileKind
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,10 @@ class LabelForm:
         return stored if self.kind == "class" else stored | {"targets": {"kind": self.kind, "separator": separator}}
 
     @classmethod
-    def of_job(cls, data: ImageData, *, ask: bool) -> LabelForm:
+    def of_job(cls, data: FileData, *, ask: bool) -> LabelForm:
         """Return the form that a job declares; `ask` if its data has not been read before."""
         groups = "" if data.groups in (None, OFF) else data.groups
-        if not isinstance(data, ImageClassificationData):
+        if not isinstance(data, FileLabels):
             return cls("numbers", data.label_column, groups=groups)
         if data.several:
             return cls("labels", data.label_column, data.label_separator, groups)
@@ -58,27 +60,27 @@ class LabelForm:
         return cls(stored.get("kind", "class"), names, stored.get("separator") or "auto")
 
 
-def check(target: TargetColumn, rows: Ids, key: str) -> None:
-    """Check that each class has a usable image, and that there are two classes, or a label; numbers are checked later.
+def check(target: TargetColumn, rows: Ids, key: str, kind: FileKind = IMAGES) -> None:
+    """Check that each class has a usable file, and that there are two classes, or a label; numbers are checked later.
 
     Raises:
         DataError: if not; names `key`.
     """
     if target.are_listed and not target.numbers[rows].any():
-        raise DataError(f"none of {len(rows):,} images has a label", "one label or more", "add labels", key=key)
+        raise DataError(f"none of {len(rows):,} {kind.nouns} has a label", "one label or more", "add labels", key=key)
     if target.indices is None:
         return
     used = set(target.list_names(rows))
-    if without_image := sorted(set(target.classes) - used):
+    if without_file := sorted(set(target.classes) - used):
         raise DataError(
-            f"no image can be used of the classes {list_names(without_image)}",
-            "at least one image for each class",
-            "repair these images, or remove the class",
+            f"no {kind.noun} can be used of the classes {list_names(without_file)}",
+            f"at least one {kind.noun} for each class",
+            f"repair these {kind.nouns}, or remove the class",
             key=key,
         )
     if len(used) < 2:
         raise DataError(
-            f"{len(rows):,} images of {len(used)} class: {list_names(sorted(used))}",
+            f"{len(rows):,} {kind.nouns} of {len(used)} class: {list_names(sorted(used))}",
             "two classes or more",
             "add another class",
             key=key,

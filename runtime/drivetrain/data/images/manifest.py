@@ -20,12 +20,16 @@ from drivetrain.data.images.image_targets import LabelForm
 from drivetrain.data.source import BadSample
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
+from drivetrain.tasks.image import IMAGES
+from drivetrain.tasks.modality import FileKind
 
 Reasons = dict[int, str]
 """Reasons why rows cannot be used, by row."""
 
 
-def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: CsvFiles) -> Listing:
+def read(
+    file: Path, path_column: str, form: LabelForm | None, key: str, files: CsvFiles, kind: FileKind = IMAGES
+) -> Listing:
     """Read a manifest; whitespace around paths and labels is stripped, a label 007 stays 007.
 
     Without a form no targets are read, and a row needs only a path. If one cell has all labels, an empty cell is an
@@ -36,7 +40,7 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
     """
     columns = form.columns if form else ()
     rows = Listing(os.path.dirname(file) or ".")
-    embedded_column = image_column.find(file, path_column, key)
+    embedded_column = image_column.find(file, path_column, key) if kind.can_be_in_tables else ""
     if embedded_column not in ("", path_column):
         rows.notes.append(f'{key}: the images are those in column "{embedded_column}"')
     path_column = embedded_column or path_column
@@ -47,7 +51,7 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
         named_files: Iterable[str] = image_column.list_named_files(cells, range(len(cells)))
     else:
         texts = _read_text(table, path_column, file, key)
-        paths, changes = image_paths.find_paths(file.parent, texts, path_column, key)
+        paths, changes = image_paths.find_paths(file.parent, texts, path_column, key, kind.extensions)
         rows.notes += changes
         named_files = filter(None, paths)
     if form:
@@ -66,7 +70,7 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
         first = f", first {rows.bad[0]}" if rows.bad else ""
         raise DataError(
             f"{file} has no row with {' and '.join((path_column, *columns))} ({len(rows.bad):,} rows in all){first}",
-            "one row for each image",
+            f"one row for each {kind.noun}",
             "check how the file was written",
             key=key,
         )

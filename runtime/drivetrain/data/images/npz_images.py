@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,14 @@ class ImageArrays:
     def title(self, row: int) -> str:
         """Return the number of an image in the file."""
         return f"{self.path}[{row}]"
+
+    def list_file_names(self) -> Sequence[str]:
+        """List no names: the images are no files."""
+        return ()
+
+    def compare(self, first: Ids, second: Ids) -> npt.NDArray[np.float64]:
+        """Know no difference: only images with file names are compared."""
+        return np.full(len(first), np.nan)
 
     @property
     def contents(self) -> npt.NDArray[np.int64]:

@@ -12,13 +12,14 @@ import numpy as np
 from drivetrain.data import labels
 from drivetrain.data.formats import column_values, table_paths
 from drivetrain.data.images import class_folders, decode, image_paths, mirroring, near_copies, resize
-from drivetrain.data.images.image_paths import EXTENSIONS
 from drivetrain.data.notes import list_names
 from drivetrain.data.survey import settings, table_sample
 from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import ColumnProfile, TableSample, TargetGuess
 from drivetrain.errors import DataError
 from drivetrain.job.draft import Draft, Entry, quote
+from drivetrain.tasks.image import IMAGES
+from drivetrain.tasks.modality import FileKind
 
 TASK, REGRESSION = "image-classification", "image-regression"
 MAX_OPENED_IMAGES = 64
@@ -60,10 +61,10 @@ def draft_folder(request: SurveyRequest, folder: Path) -> Draft:
     """
     request.check_task((TASK,), f"{folder} holds images in folders")
     request.check_no_columns("a folder of images has no columns")
-    root, validation_folder, test_folder, choices = _find_split_folders(folder)
+    root, validation_folder, test_folder, choices = find_split_folders(folder)
     listing = class_folders.read(root, KEY)
     counts = count_classes(root, listing.labels)
-    validation, test, refusals = _draft_splits(request, [validation_folder, test_folder], counts)
+    validation, test, refusals = draft_splits(request, [validation_folder, test_folder], counts)
     paths = [os.path.join(root, name) for name in listing.names]
     draft = start_draft(paths, settings.describe_classes(counts), list(counts), "one folder for each class")
     draft.found += [*listing.notes, *_describe_sources(listing.names, listing.labels)]
@@ -73,23 +74,24 @@ def draft_folder(request: SurveyRequest, folder: Path) -> Draft:
     return draft
 
 
-def _draft_splits(
-    request: SurveyRequest, folders: Sequence[Path | None], counts: Counter[str]
+def draft_splits(
+    request: SurveyRequest, folders: Sequence[Path | None], counts: Counter[str], kind: FileKind = IMAGES
 ) -> tuple[Entry, list[Entry], list[str]]:
     """Draft the keys for validation and test by their folders; also returns the reasons why a folder is unusable."""
-    refusals = {folder: _refuse_for_validation(folder, counts) for folder in folders if folder}
+    refusals = {folder: _refuse_for_validation(folder, counts, kind) for folder in folders if folder}
     validation_folder, test_folder = (None if folder and refusals[folder] else folder for folder in folders)
     if validation_folder is None:
-        entry = settings.validation(counts.total(), "images")
+        entry = settings.validation(counts.total(), kind.nouns)
         validation = Entry(entry.key, entry.value, f"{entry.reason}, of each class")
     else:
-        images = len(class_folders.read(validation_folder, KEY).names)
-        validation = request.path_entry("validation", validation_folder, f"{images:,} images in a folder of their own")
+        count = len(class_folders.read(validation_folder, KEY, kind).names)
+        reason = f"{count:,} {kind.nouns} in a folder of their own"
+        validation = request.path_entry("validation", validation_folder, reason)
     test = [request.path_entry("test", test_folder, "evaluated once, after the training")] if test_folder else []
     return validation, test, list(filter(None, refusals.values()))
 
 
-def _find_split_folders(folder: Path) -> tuple[Path, Path | None, Path | None, list[str]]:
+def find_split_folders(folder: Path) -> tuple[Path, Path | None, Path | None, list[str]]:
     """Find the folders with class folders for training, validation and test; also returns notes on the choice."""
     choices: list[str] = []
     inner = folder
@@ -110,32 +112,32 @@ def _find_split_folders(folder: Path) -> tuple[Path, Path | None, Path | None, l
     return folder / splits.train, validation_folder, test_folder, choices
 
 
-def count_classes(path: Path, labels: Sequence[str]) -> Counter[str]:
-    """Count the images of each class.
+def count_classes(path: Path, labels: Sequence[str], kind: FileKind = IMAGES) -> Counter[str]:
+    """Count the files of each class.
 
     Raises:
-        DataError: if there are fewer than two classes, or only one image of each.
+        DataError: if there are fewer than two classes, or only one file of each.
     """
     counts = Counter(labels)
     if len(counts) < 2:
         raise DataError(
-            f"{KEY}: {path} has {len(labels):,} images of one class: {list_names(sorted(counts))}",
+            f"{KEY}: {path} has {len(labels):,} {kind.nouns} of one class: {list_names(sorted(counts))}",
             "two classes or more, one folder each",
-            "add the images of another class, such as everything that is none of these",
+            f"add the {kind.nouns} of another class, such as everything that is none of these",
         )
     if max(counts.values()) < 2:
         raise DataError(
-            f"{KEY}: {path} has one image of each of {len(counts):,} classes, so none is left for validation",
-            "two images of a class or more",
-            "add images, or put those of one class into one folder",
+            f"{KEY}: {path} has one {kind.noun} of each of {len(counts):,} classes, so none is left for validation",
+            f"two {kind.nouns} of a class or more",
+            f"add {kind.nouns}, or put those of one class into one folder",
         )
     return counts
 
 
-def _refuse_for_validation(validation_folder: Path, counts: Counter[str]) -> str:
+def _refuse_for_validation(validation_folder: Path, counts: Counter[str], kind: FileKind) -> str:
     """Explain why a folder cannot be used for validation or test; empty for a usable one."""
     try:
-        unknown = sorted(set(class_folders.read(validation_folder, KEY).labels) - set(counts))
+        unknown = sorted(set(class_folders.read(validation_folder, KEY, kind).labels) - set(counts))
     except DataError as error:
         return f"{validation_folder} is not used: {error.description}"
     reason = f"{validation_folder} is not used: it has classes that training lacks: {list_names(unknown)}"
@@ -194,7 +196,7 @@ def draft_manifest(request: SurveyRequest, sample: TableSample) -> Draft | None:
         DataError: if none of the paths leads to an image.
         SpecError: if the named columns do not fit the named task.
     """
-    column = _find_path_column(sample) if request.task in (None, *TASKS) else None
+    column = find_path_column(sample, IMAGES) if request.task in (None, *TASKS) else None
     if column is None:
         return None
     other_columns = [c for c in sample.columns.values() if c.name != column.name]
@@ -239,12 +241,12 @@ def draft_manifest(request: SurveyRequest, sample: TableSample) -> Draft | None:
     return draft
 
 
-def _find_path_column(sample: TableSample) -> ColumnProfile | None:
-    """Find the column with paths of images; None if there is none."""
+def find_path_column(sample: TableSample, kind: FileKind) -> ColumnProfile | None:
+    """Find the column with paths of files of a kind; None if there is none."""
     for column in sample.columns.values():
         if column.kind == "text" and column.words <= 2 and column.filled:
             paths = column_values.texts(sample.table[column.name]).to_pylist()
-            if sum(str(path).lower().endswith(EXTENSIONS) for path in paths) >= 0.9 * column.filled:
+            if sum(str(path).lower().endswith(kind.extensions) for path in paths) >= 0.9 * column.filled:
                 return column
     return None
 

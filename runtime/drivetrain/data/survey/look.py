@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from drivetrain.data import time_order
@@ -12,12 +12,10 @@ from drivetrain.data.formats import csv_dialect, table_file, table_paths
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.formats.shards import SHARD
 from drivetrain.data.images import image_paths
-from drivetrain.data.images.image_paths import EXTENSIONS
 from drivetrain.data.notes import list_names
 from drivetrain.data.source import Source
 from drivetrain.data.survey import (
     array_draft,
-    image_draft,
     settings,
     table_draft,
     table_sample,
@@ -25,13 +23,12 @@ from drivetrain.data.survey import (
 from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import TableSample
 from drivetrain.errors import DataError, SpecError
-from drivetrain.job import JOBS
 from drivetrain.job.draft import Draft, Entry, quote
 from drivetrain.job.model import RESNET_WEIGHTS
 from drivetrain.job.user_files import suggest_nearest_path
 from drivetrain.system.files import parse_json
 from drivetrain.system.run_files import JOB_FILE
-from drivetrain.tasks import MODALITIES, modality_of
+from drivetrain.tasks import JOBS, MODALITIES, Modality, modality_of
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 OPTION = "--pretrained"
@@ -51,7 +48,9 @@ MOST_FEATURES_BESIDE_SHORT_TEXT = 5
 """Largest number of feature columns of a text job with a text of fewer than SHORT_TEXT_WORDS words."""
 MOST_FEATURES_BESIDE_LONG_TEXT = 12
 """Largest number of feature columns of a text job with a longer text."""
-POSSIBLE_DATA = "a folder with one folder of images for each class, a .csv, .tsv, .jsonl or .parquet table, or an .npz"
+POSSIBLE_DATA = (
+    "a folder with one folder of images or sounds for each class, a .csv, .tsv, .jsonl or .parquet table, or an .npz"
+)
 
 
 def look(request: SurveyRequest) -> Draft:
@@ -83,11 +82,23 @@ def _draft_folder(request: SurveyRequest, folder: Path) -> Draft:
     tables = sorted(
         p for p in folder.iterdir() if p.suffix.lower() in FILE_SUFFIXES and p.is_file() and p.name[0] != "."
     )
-    has_images = any(entry.lower().endswith(EXTENSIONS) for entry in os.listdir(folder))
+    has_samples = _find_sample_files(entry.lower() for entry in os.listdir(folder)) is not None
     # A folder of images with a table next to them is described by the table.
-    if tables and (has_images or len(image_paths.list_subfolders(folder)) < 2):
+    if tables and (has_samples or len(image_paths.list_subfolders(folder)) < 2):
         return _draft_file(request, _choose_table(folder, tables))
-    return image_draft.draft_folder(request, folder)
+    names = (name.lower() for _, _, names in os.walk(folder) for name in names)
+    draft: Draft = (_find_sample_files(names) or MODALITIES["images"]).draft_folder(request, folder)
+    return draft
+
+
+def _find_sample_files(names: Iterable[str]) -> Modality | None:
+    """Find the kind of the first file that is a sample; None if no file is."""
+    kinds = [modality for modality in MODALITIES.values() if modality.sample_files]
+    for name in names:
+        for modality in kinds:
+            if modality.sample_files and name.endswith(modality.sample_files.extensions):
+                return modality
+    return None
 
 
 def _find_table_splits(folder: Path) -> dict[str, str] | None:
