@@ -5,5 +5,5 @@ from __future__ import annotations
 from tests.paths import ROOT
 
 FOLDER = ROOT / "jobs"
-NAMES = ("digits", "own-model", "patterns", "reports", "series", "table")
+NAMES = ("audio", "digits", "own-model", "patterns", "reports", "series", "table")
 JOBS = tuple(FOLDER / f"{name}.yaml" for name in (*NAMES, "streamed"))

@@ -29,12 +29,14 @@ ORDER = (
     "tuning",
     "inference",
     "baselines",
+    "tasks.KIND",
     "supervisor",
     "library",
     "launch",
     "cli",
 )
-"""The packages from the bottom up: each imports only what stands before it."""
+"""The packages from the bottom up: each imports only what stands before it. Functions of `tasks.KIND`, the folder of a
+kind of data, are called by name alone."""
 TOP = ("__init__", "__main__")
 """They hand on names and start the command line; nobody imports them."""
 
@@ -68,5 +70,8 @@ def graph() -> dict[str, set[str]]:
 
 def package(module: str) -> str:
     """The package of a module, or the file of that name at the top; api stands with plan."""
-    name = module.split(".")[1] if "." in module else "__init__"
+    parts = module.split(".")
+    if len(parts) == 4 and parts[1] == "tasks" and parts[3] != "job":
+        return "tasks.KIND"
+    name = parts[1] if len(parts) > 1 else "__init__"
     return "plan" if name == "api" else name

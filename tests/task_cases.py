@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import soundfile
 import torch
 from PIL import Image
 
@@ -58,6 +59,20 @@ def image_arrays(folder: Path) -> None:
         images = GENERATOR.normal(size=(count, 8, 8)).astype(np.float32) * 3
         images[np.arange(count), labels] += 9
         np.savez(folder / f"{part}.npz", images=images, labels=labels)
+
+
+def sound_folders(folder: Path) -> None:
+    """Tones of two classes by pitch, at two sampling rates, of one or two channels, shorter and longer than a window."""
+    for part, count in (("train", 20), ("held", 8)):
+        for number in range(count):
+            rate = 8000 if number % 5 else 11025
+            time = np.arange(int(rate * (0.15 + 0.02 * (number % 9)))) / rate
+            samples = 0.4 * np.sin(2 * np.pi * (400 + 700 * (number % 2)) * time) + 0.02 * GENERATOR.normal(
+                size=len(time)
+            )
+            (folder / part / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+            path = folder / part / "ab"[number % 2] / f"{number}.{'wav' if number % 3 else 'flac'}"
+            soundfile.write(path, np.stack([samples] * (1 + number % 2), axis=1), rate)
 
 
 def texts(folder: Path) -> None:
@@ -128,6 +143,12 @@ CASES = {
         ".npz",
         "task: image-classification\ndata: {train: train.npz, "
         "validation: held.npz, pixel_range: [-12, 21]}\nmodel: {name: resnet18, width: 4}\n",
+    ),
+    "sounds": Case(
+        sound_folders,
+        "",
+        "task: audio-classification\ndata: {train: train, validation: held, seconds: 0.2, bands: 16, augment: {band_masks: "
+        "{count: 1}, time_masks: {count: 1}}}\nmodel: {name: small-cnn, width: 4, dropout: 0.2}\n",
     ),
     "texts": Case(
         texts,

@@ -9,8 +9,8 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
-SIZES = {"patterns": 1200, "reports": 6000, "series": 64000, "table": 40000}
-"""By example job, which also names the module that writes its data: images, texts, or rows."""
+SIZES = {"audio": 1200, "patterns": 1200, "reports": 6000, "series": 64000, "table": 40000}
+"""By example job, which also names the module that writes its data: sounds, images, texts, or rows."""
 DATA = Path(__file__).parents[1] / "data"
 
 
@@ -23,7 +23,9 @@ def write(name: str, folder: Path, size: int, seed: int = 0) -> list[Path]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Writes the data of the example jobs into jobs/data.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(SIZES)}; all if absent")
-    parser.add_argument("--size", type=int, help="images, texts or rows, at least 20; else what the job expects")
+    parser.add_argument(
+        "--size", type=int, help="sounds, images, texts or rows, at least 20; else what the job expects"
+    )
     options = parser.parse_args()
     if not set(options.names) <= set(SIZES) or (options.size or 20) < 20:
         parser.error(f"names are {', '.join(SIZES)}, and a size is 20 or more")

@@ -29,7 +29,7 @@ from tests.task_cases import CASES
 FUNCTIONS = [
     field.name for field in dataclasses.fields(Modality) if "Lazy" in str(field.type) or "Callable" in str(field.type)
 ]
-EXAMPLES = {"images": "image folders", "texts": "texts", "series": "series", "table": "table"}
+EXAMPLES = {"images": "image folders", "sounds": "sounds", "texts": "texts", "series": "series", "table": "table"}
 
 
 def find_function(function: object) -> object:

@@ -270,7 +270,7 @@ def _check_task(text: str) -> str:
 def _add_init(add: Add) -> None:
     command = add("init", "draft a job file from your data")
     command.add_argument(
-        "data", type=Path, metavar="DATA", help="folder of images, table (CSV, JSONL, Parquet) or .npz"
+        "data", type=Path, metavar="DATA", help="folder of images or sounds, table (CSV, JSONL, Parquet) or .npz"
     )
     command.add_argument("--task", type=_check_task, metavar="TASK", help="task of the job, if the guess is wrong")
     command.add_argument(

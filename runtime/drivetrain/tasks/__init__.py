@@ -7,13 +7,13 @@ from typing import Any
 
 from drivetrain.errors import CheckpointError, nearest
 from drivetrain.job import FORECASTING, Job
-from drivetrain.tasks import custom, image, series, table, text
+from drivetrain.tasks import audio, custom, image, series, table, text
 from drivetrain.tasks.modality import Modality
 
 __all__ = ["JOBS", "MODALITIES", "Modality", "find_stored_modality", "modality_of", "suggest_task"]
 
 MODALITIES: dict[str, Modality] = {
-    module.MODALITY.kind: module.MODALITY for module in (image, series, text, table, custom)
+    module.MODALITY.kind: module.MODALITY for module in (image, audio, series, text, table, custom)
 }
 """Every kind of data by its name, the more special one first: a table is drafted for the first that it fits."""
 JOBS: dict[str, type[Job]] = {name: job for modality in MODALITIES.values() for name, job in modality.tasks.items()}

@@ -51,10 +51,6 @@ if TYPE_CHECKING:
     from drivetrain.data.images.npz_images import ImageArrays
 
 
-_COMPARED_SIDE = 16
-"""Side in pixels of the gray images that are compared."""
-
-
 @dataclass(frozen=True)
 class Files:
     """Image files under one folder, each decoded once as a check."""
@@ -100,7 +96,7 @@ class Files:
 
     def compare(self, first: Ids, second: Ids) -> npt.NDArray[np.float64]:
         """Measure the mean difference of small gray versions of the images of each pair of rows."""
-        small = self.fit_to(_COMPARED_SIDE, 1)
+        small = self.fit_to(16, 1)  # gray, of 16 x 16 pixels
         try:
             one, other = (small.gather(rows).float() for rows in (first, second))
         except DataError:  # of images with unusual values
@@ -247,8 +243,6 @@ MARK_BYTES = 8
 """Size of a mark in bytes."""
 WRITTEN = 1 << 32
 """Bit set in every mark, so that no mark is 0, as in a new file."""
-
-
 SUFFIX = ".u8"
 """Ending of the cache files."""
 
