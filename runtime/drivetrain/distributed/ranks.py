@@ -140,10 +140,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def raising_peer_errors(self, *, runs_network: bool = False) -> Iterator[None]:
-        """Turn the error of a collective in the block, which another process has not joined, into PeerError.
-
-        Args:
-            runs_network: whether the block also runs the network, whose errors stay as they are.
+        """Turn the error of a collective in the block, but with `runs_network` not the network's, into PeerError.
 
         Raises:
             PeerError: if another process has ended.

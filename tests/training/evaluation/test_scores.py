@@ -185,7 +185,7 @@ def test_average_precision_over_processes_is_that_of_all_samples() -> None:
             sent[-1].extend(values)
             return list(next(answers))
 
-        ranks: Any = SimpleNamespace(number=number, count=3, all_reduce_sum=total)
+        ranks: Any = SimpleNamespace(rank=number, world_size=3, all_reduce_sum=total)
         part.gather(ranks)
         part.counts()[0].copy_(all_scores.counts()[0])
         assert part.compute()["map"] == all_scores.compute()["map"]
