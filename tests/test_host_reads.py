@@ -95,5 +95,10 @@ def test_a_read_is_found(code: str) -> None:
 @pytest.mark.machine("graviton4")
 def test_detection_gives_the_recorded_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(recorded_machine.ASKED, raising=False)
-    recorded, seen = read_hardware(MACHINES / "graviton4.json"), detect(TESTS)
-    assert (seen.cpu, seen.memory, seen.gpus, seen.place) == (recorded.cpu, recorded.memory, (), recorded.place)
+    recorded, detected = read_hardware(MACHINES / "graviton4.json"), detect(TESTS)
+    assert (detected.cpu, detected.memory, detected.gpus, detected.place) == (
+        recorded.cpu,
+        recorded.memory,
+        (),
+        recorded.place,
+    )

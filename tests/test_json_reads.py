@@ -65,7 +65,7 @@ def list_bare_reads(code: str) -> Iterator[int]:
 
 
 def test_no_file_is_read_by_bare_json() -> None:
-    found = [
+    bare_reads = [
         f"{name}:{line}"
         for path in sorted(PACKAGE.rglob("*.py"))
         if "json.load" in path.read_text(encoding="utf-8")
@@ -73,7 +73,9 @@ def test_no_file_is_read_by_bare_json() -> None:
         not in {*BETWEEN_OWN_PROCESSES, "system/files"}
         for line in list_bare_reads(path.read_text(encoding="utf-8"))
     ]
-    assert not found, "use parse_json of drivetrain.system.files, and give its ValueError the error class of the caller"
+    assert not bare_reads, (
+        "use parse_json of drivetrain.system.files, and give its ValueError the error class of the caller"
+    )
     assert list(list_bare_reads("json.loads(path.read_text())")) == [1]
     assert not list(list_bare_reads("json.loads(json.dumps(data))"))
 

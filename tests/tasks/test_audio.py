@@ -199,16 +199,16 @@ def test_masks_hide_bands_and_frames() -> None:
     assert not torch.equal(spectrogram.hide_bands_and_frames(ones, spec, 1, 1, ids), masked)
 
 
-def load_long(folder: Path, more: str = "") -> Dataset:
+def load_long(folder: Path, data_keys: str = "") -> Dataset:
     write_sounds(folder / "sounds", seconds=1.0)
-    return load(make_job(folder, f"train: sounds, validation: 0.25, seconds: 0.4, bands: 16{more}"))
+    return load(make_job(folder, f"train: sounds, validation: 0.25, seconds: 0.4, bands: 16{data_keys}"))
 
 
 def test_training_hears_another_window_in_every_epoch(tmp_path: Path) -> None:
     dataset = load_long(tmp_path)
     ids = np.arange(len(dataset.train))
-    first, second, again = (dataset.train.at_epoch(epoch).gather(ids)[0] for epoch in (0, 1, 0))  # type: ignore[attr-defined]
-    assert torch.equal(first, again)
+    first, second, repeated = (dataset.train.at_epoch(epoch).gather(ids)[0] for epoch in (0, 1, 0))  # type: ignore[attr-defined]
+    assert torch.equal(first, repeated)
     assert not torch.equal(first, second)
     assert torch.equal(first[3:4], dataset.train.at_epoch(0).gather(ids[3:4])[0])  # type: ignore[attr-defined]
 
@@ -223,11 +223,11 @@ def test_validation_hears_the_middle(tmp_path: Path) -> None:
 
 def test_a_resumed_run_reads_the_same(tmp_path: Path) -> None:
     dataset = load_long(tmp_path)
-    again = load(load_job.load(tmp_path / "job.yaml"), InputRecord(dataset.preprocessing, dataset.heads))
-    assert again.preprocessing == dataset.preprocessing
+    restored = load(load_job.load(tmp_path / "job.yaml"), InputRecord(dataset.preprocessing, dataset.heads))
+    assert restored.preprocessing == dataset.preprocessing
     ids = np.arange(4)
-    for one, other in ((dataset, again), (again, dataset)):
-        inputs = [each.prepare(each.train.at_epoch(2).gather(ids), ids, 2)[0] for each in (one, other)]  # type: ignore[attr-defined]
+    for one, other in ((dataset, restored), (restored, dataset)):
+        inputs = [loaded.prepare(loaded.train.at_epoch(2).gather(ids), ids, 2)[0] for loaded in (one, other)]  # type: ignore[attr-defined]
         assert torch.equal(*inputs)
 
 

@@ -36,11 +36,11 @@ def test_every_weight_is_updated_as_by_torch() -> None:
     copies = {name: nn.Parameter(p.detach().clone()) for name, p in network.named_parameters()}
     for name in hidden:
         copies[name] = nn.Parameter(copies[name].detach().flatten(1))
-    others = [p for name, p in copies.items() if name not in hidden]
+    other_parameters = [p for name, p in copies.items() if name not in hidden]
     adamw = torch.optim.AdamW(
         [
-            {"params": [p for p in others if p.ndim > 1], "weight_decay": 0.1},
-            {"params": [p for p in others if p.ndim <= 1], "weight_decay": 0.0},
+            {"params": [p for p in other_parameters if p.ndim > 1], "weight_decay": 0.1},
+            {"params": [p for p in other_parameters if p.ndim <= 1], "weight_decay": 0.0},
         ],
         lr=0.01,
     )

@@ -44,8 +44,13 @@ def snapshot(tmp_path: Path, machine: str, changes: dict[str, Any], **other_fiel
             inner = getattr(machine_hardware, part)
             value = (replace(inner[0], **{name: value}),) if part == "gpus" else replace(inner, **{name: value})
         machine_hardware = replace(machine_hardware, **{part: value})
-    seen = "\n".join(os.listdir(ROOT))  # what a container sees of the project
-    answers = {**ANSWERS, "docker image": describe_image(), "docker run": seen, **other_fields.pop("answers", {})}
+    project_files = "\n".join(os.listdir(ROOT))  # what a container sees of the project
+    answers = {
+        **ANSWERS,
+        "docker image": describe_image(),
+        "docker run": project_files,
+        **other_fields.pop("answers", {}),
+    }
 
     def answer(command: Sequence[str]) -> str | None:
         return answers.get(" ".join(command[:2]))
