@@ -64,7 +64,7 @@ def starter(fails: str = "", hinder: float = 1.0) -> Callable[..., Fake]:
 
 def measure_ladder(fails: str = "", enabled: Sequence[str] = tuple(GAINS)) -> list[AblationStep]:
     ablation = Ablation(make_plan(enabled), starter(fails), lambda text: None)  # type: ignore[arg-type]
-    return list(ablation.measure(["train.batch_size=32"] if enabled else []))
+    return ablation.measure(["train.batch_size=32"] if enabled else [])
 
 
 def test_known_delays_give_known_ratios() -> None:
@@ -88,6 +88,20 @@ def test_a_failed_ablation_step_is_a_row_and_the_rest_continues() -> None:
     total = rows["all", "all together"].pair
     assert total is not None
     assert total.median == pytest.approx(2.2)
+
+
+def test_the_speed_of_plain_is_that_of_its_fastest_block() -> None:
+    """It was described before its comparisons, by its only block so far, which runs while the process warms up."""
+
+    class Warming(Fake):
+        def time_steps(self, count: int) -> float:
+            self.step_seconds = min(self.step_seconds, 0.01)
+            return count * self.step_seconds
+
+    ablation = Ablation(make_plan(tuple(GAINS)), lambda *_: Warming(0.1), lambda text: None)  # type: ignore[arg-type]
+    plain, *others = ablation.measure()
+    assert plain.samples_per_second == pytest.approx(1600)
+    assert all(step.samples_per_second == plain.samples_per_second for step in others)
 
 
 def test_without_optimizations_there_is_nothing_to_compare() -> None:

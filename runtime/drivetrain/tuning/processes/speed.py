@@ -60,7 +60,7 @@ def measure(call: MeasuringCall) -> None:
     # Earlier compilations would shorten the first step.
     with tempfile.TemporaryDirectory(prefix="bench-") as cache:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
-        steps = list(Ablation(plan, start, say).measure(against))
+        steps = Ablation(plan, start, say).measure(against)
     speed_table.report(steps, plan, call.job, inputs.hardware, call.folder)
 
 
@@ -132,15 +132,18 @@ class Ablation:
         self.plain = self.best = start(plan.only(self.fixed))
         self.enabled: list[Decision] = []
 
-    def measure(self, against: Sequence[str] = ()) -> Iterator[AblationStep]:
-        """Yield all optimizations that a process can switch, and a job with the settings `against` at the end."""
-        plain = self.plain
-        yield self._describe(AblationStep("plain", "plain"), plain)
+    def measure(self, against: Sequence[str] = ()) -> list[AblationStep]:
+        """Measure all optimizations that a process can switch, and a job with the settings `against` at the end."""
+        steps = [*self._compare_all(against)]
+        # The plain variant is described last, since each comparison adds blocks, of which the fastest counts.
+        return [self._describe(AblationStep("plain", "plain"), self.plain), *steps]
+
+    def _compare_all(self, against: Sequence[str]) -> Iterator[AblationStep]:
         for row in self.plan.list_enabled():
             if row.name not in self.fixed:
                 yield self._measure_added(row)
-        if self.best is not plain:
-            yield self._measure(AblationStep("all", "all together"), plain, self.best, self.best)
+        if self.best is not self.plain:
+            yield self._measure(AblationStep("all", "all together"), self.plain, self.best, self.best)
         if len(self.enabled) > 1:
             for row in self.enabled:
                 remaining = [enabled for enabled in self.enabled if enabled is not row]
