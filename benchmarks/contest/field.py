@@ -24,13 +24,11 @@ from benchmarks.contest.rows import Row
 from drivetrain.hardware.detect import detect
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job_spec import load_job as job_spec
-from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import plan as plans
 from drivetrain.plan.plan_table import describe_machine as machine_line
 from drivetrain.system import child_process
 from drivetrain.system.files import write_json
 from drivetrain.system.signals import die_with_parent
-from drivetrain.tuning import measuring_child
 
 PLAIN = "drivetrain --plain"
 FORMS = {
@@ -110,7 +108,7 @@ class Field:
         rule_plan = plans.resolve(job, self.machine, plain=plain)
         write_json(folder / "hardware.json", self.machine.to_json())
         write_json(folder / "plan.json", rule_plan.to_json())
-        command = measuring_child.make_command("final_plan", folder, SpecSource(self.long_job))
+        command = [sys.executable, "-m", "benchmarks.contest.final_plan", str(folder), str(self.long_job)]
         log = folder.with_name(f"{folder.name}-plan.log")
         with log.open("wb") as file:
             process = subprocess.run(
