@@ -19,6 +19,7 @@ from pyarrow import parquet
 import drivetrain
 from drivetrain.cli import main
 from drivetrain.job_spec import load_job as job_spec
+from jobs.samples import write as samples
 from tests import own_job, tiny
 from tests.paths import DOCS
 from tests.supervisor import circle_training
@@ -85,9 +86,20 @@ def arrays(folder: Path, file: str) -> None:
     run_page_code(folder, file, **values[file])
 
 
+def write_sounds(folder: Path, file: str) -> None:
+    """A manifest of sounds, of which three each are from one recording."""
+    paths = [path for path in samples.write("audio", folder / "data", SAMPLES) if "train" in path.parts]
+    rows = [[path.relative_to(folder / "data"), path.parent.name, f"r{n // 3}"] for n, path in enumerate(paths)]
+    with (folder / file).open("w", newline="", encoding="utf-8") as target:
+        csv.writer(target).writerows([["path", "label", "recording"], *rows])
+
+
 def make_file(folder: Path, file: str) -> None:
     """One file of data as the page shows it."""
     (folder / "data").mkdir(exist_ok=True)
+    if file == "data/birds.csv":
+        write_sounds(folder, file)
+        return
     if file in ("data/parts", "data/parts.csv", "data/damage.csv", "data/wear.csv"):
         image_folders(folder)
     if file.endswith(".npz"):
@@ -126,12 +138,13 @@ TRAINED = {
     "data/machines.csv": "failures",
     "data/load.csv": "load",
     "data/machines-2024.csv": "tested",
+    "data/birds.csv": "birds",
 }
 """The files of your-data.md, and the name of the spec that trains on each."""
 PAIRS = [*TRAINED.items(), ("data/parts.csv", "finetuned")]
 ELSEWHERE = {"imdb", "sensors"}
 """Specs of data that is not on this machine: pretrained/test_hub_dataset.py and job_spec/test_stored_data.py have a hub and a store of their own."""
-MADE_OTHERWISE = ("data/parts", "data/machines.parquet", "data/machines-2024.csv")
+MADE_OTHERWISE = ("data/birds.csv", "data/parts", "data/machines.parquet", "data/machines-2024.csv")
 """Files that the page does not show."""
 
 

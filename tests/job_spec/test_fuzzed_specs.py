@@ -26,7 +26,7 @@ from tests.job_spec.broken_specs import SPLINTERS, break_spec
 
 SECONDS = 1.0
 NIGHTLY = int(os.environ.get("DRIVETRAIN_SPECS", "1000"))
-PLACE = re.compile(r"job\.yaml:\d+:\d+: ")
+PLACE = re.compile(r"(?:    )?job\.yaml:\d+:\d+: ")
 REST = re.compile(r"  possible: |  do:       ")
 CODE = (
     "!!python/object/apply:os.system ['touch canary']",

@@ -161,7 +161,7 @@ def test_graphs_share_memory_as_long_as_one_is_in_use(monkeypatch: pytest.Monkey
     assert cuda.uses == {0: 0, 1: 1}
 
 
-SAMPLES = {"patterns": 30, "reports": 120, "series": 4000, "table": 200}
+SAMPLES = {"audio": 60, "patterns": 30, "reports": 120, "series": 4000, "table": 200}
 
 
 @pytest.mark.parametrize("name", examples.NAMES)
@@ -169,7 +169,9 @@ def test_steps_of_the_example_jobs_are_replayed_with_the_same_bits(tmp_path: Pat
     overrides = ["train.batch_size=8"] + (["data.arguments.samples=60"] if name == "own-model" else [])
     if name in SAMPLES:
         samples.write(name, tmp_path / "data", SAMPLES[name])
-        file = {"reports": "reports.csv", "series": "train.csv", "table": "train.parquet"}.get(name, "")
+        file = {"audio": "train", "reports": "reports.csv", "series": "train.csv", "table": "train.parquet"}.get(
+            name, ""
+        )
         overrides.append(f"data.train={tmp_path / 'data' / file}")
     job = job_spec.load(examples.FOLDER / f"{name}.yaml", overrides)
     run_states = []
