@@ -51,7 +51,7 @@ def test_every_kind_of_data_has_baselines_with_the_metrics_of_its_network(name: 
     job, data = read_case(name, tmp_path)
     rows = fit_baselines(job, data)
     kind = data.preprocessing["kind"]
-    assert set(rows) == {CONSTANT, LINEAR} | ({TREES} if kind in ("table", "series") else set())
+    assert set(rows) == {CONSTANT, LINEAR} | ({TREES} if kind in ("table", "series", "sounds") else set())
     for row in rows.values():
         assert row.metrics.keys() == rows[CONSTANT].metrics.keys()
         assert job.best() in row.metrics

@@ -210,6 +210,7 @@ def test_training_hears_another_window_in_every_epoch(tmp_path: Path) -> None:
     first, second, repeated = (dataset.train.at_epoch(epoch).gather(ids)[0] for epoch in (0, 1, 0))  # type: ignore[attr-defined]
     assert torch.equal(first, repeated)
     assert not torch.equal(first, second)
+    assert "random window" in str(dataset.notes)
     assert torch.equal(first[3:4], dataset.train.at_epoch(0).gather(ids[3:4])[0])  # type: ignore[attr-defined]
 
 
@@ -219,6 +220,8 @@ def test_validation_hears_the_middle(tmp_path: Path) -> None:
         samples, _ = soundfile.read(split.title(0), dtype="float32")
         np.testing.assert_array_equal(split.gather(np.arange(1))[0][0].numpy(), samples[4800:11200])
     assert not hasattr(dataset.train, "at_epoch")
+    assert "random window" not in str(dataset.notes)
+    assert "their middle" in str(dataset.notes)
 
 
 def test_a_resumed_run_reads_the_same(tmp_path: Path) -> None:

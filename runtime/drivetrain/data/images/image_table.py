@@ -233,8 +233,8 @@ def _check_folder(path: Path, form: LabelForm, key: str) -> None:
     if form.kind != "class":
         target_noun = "several labels" if form.kind == "labels" else "numbers"
         raise DataError(
-            f"{path} is a folder, which gives each image one class and not {target_noun}",
-            "a .csv, .tsv, .jsonl or .parquet with paths and what is to be predicted, or an .npz of images and labels",
+            f"{path} is a folder, which gives each file one class and not {target_noun}",
+            "a .csv, .tsv, .jsonl or .parquet with paths and what is to be predicted",
             "write a manifest",
             key=key,
         )

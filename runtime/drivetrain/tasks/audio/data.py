@@ -47,7 +47,8 @@ class SoundReader(FileReader[SoundTable]):
             rate, window, notes = choose_rate_and_window(table.images, training, rate, seconds)
             prepare = self._measure(table.images.fit_to(rate, window), training)
         prepare = replace(prepare, augment=data.augment, seed=self.job.train.seed)
-        notes += table.images.fit_to(prepare.rate, prepare.window).describe(table.usable)
+        files = table.images.fit_to(prepare.rate, prepare.window)
+        notes += files.describe(table.usable, draws_windows=data.augment.random_window)
         stored = {"path_column": data.path_column, **self.form.to_json(table.separator)}
         return FittedSounds(prepare, form, data.path_column, stored), notes
 

@@ -105,8 +105,8 @@ class SoundFiles:
         """Return whether any of these files is longer than a window."""
         return any(self._measure(row) > self.window for row in rows.tolist())
 
-    def describe(self, rows: Ids) -> list[str]:
-        """Return notes on these files: other rates, channels, lengths, and silence."""
+    def describe(self, rows: Ids, *, draws_windows: bool = False) -> list[str]:
+        """Return notes on these files; with `draws_windows` the training hears random windows of long ones."""
         sounds = [self.sounds[row] for row in rows.tolist()]
         seconds = self.window / self.rate
         rates = Counter(f"{sound.rate:,} Hz" for sound in sounds if sound.rate != self.rate)
@@ -126,7 +126,7 @@ class SoundFiles:
         if short:
             notes.append(f"{short:,} of {len(rows):,} sounds are shorter than {seconds:g} s: silence follows them")
         if long:
-            where = "a random window in every epoch of training, the middle otherwise"
+            where = "random windows in training, else the middle" if draws_windows else "their middle is heard"
             notes.append(f"{long:,} of {len(rows):,} sounds are longer than {seconds:g} s: {where} (data.seconds)")
         if silent:
             notes.append(f"{len(silent):,} of {len(rows):,} sounds are silent: {list_names(silent, 3)}")
