@@ -223,3 +223,20 @@ def test_a_loss_that_chose_the_weights_is_compared_by_accuracy() -> None:
     of_numbers = compare_network(data, "validation/loss", {"validation/loss": 0.4})
     assert of_numbers is not None
     assert of_numbers.metric == "validation/loss"
+
+
+def test_a_better_sum_of_losses_names_the_heads_that_are_worse() -> None:
+    """The network was called better by its loss while it was right half as often at one of three heads."""
+    metrics = {"validation/loss": 0.43, "validation/mode/accuracy": 0.89, "validation/cause/accuracy": 0.87}
+    linear = Baseline(LINEAR, metrics, 900, 900, 1.0, margins=dict.fromkeys(metrics, 0.05))
+    data = to_json([linear], samples=900, seconds=15)
+    network = {"validation/loss": 0.28, "validation/mode/loss": 0.9, "validation/cause/loss": 0.2}
+    network |= {"validation/mode/accuracy": 0.46, "validation/cause/accuracy": 0.84}
+    comparison = compare_network(data, "validation/loss", network)
+    assert comparison is not None
+    verdict = comparison.describe_verdict()
+    assert verdict.endswith("; but validation/mode/accuracy: linear model 0.8900, network 0.4600")
+    assert "cause" not in verdict
+    worse = compare_network(data, "validation/loss", network | {"validation/loss": 0.6})
+    assert worse is not None
+    assert "/mode/" not in worse.describe_verdict()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from typing import Any
@@ -85,6 +86,8 @@ class Comparison:
     """The `model:` of the job, such as `linear`; empty if it has no name."""
     time_order: str = ""
     """The column of times in whose order the rows are that were divided at random; empty for other splits."""
+    heads: Sequence[Comparison | None] = ()
+    """The comparisons of single heads, where `metric` is the loss of several."""
 
     def sort_rows(self) -> list[Baseline]:
         """Sort the simple models with this metric, the best first."""
@@ -116,12 +119,30 @@ class Comparison:
     def describe_verdict(self) -> str:
         """Describe what that means, and what to do about it."""
         verdict = self._compare_with_best()
-        if not verdict or not self.time_order:
+        if not verdict:
+            return verdict
+        # A loss adds up the heads, so one may be far worse than a simple model while the sum is better.
+        if not self._is_clearly_worse():
+            verdict += "".join(head.describe_better_model() for head in self.heads if head)
+        if not self.time_order:
             return verdict
         return (
             f"{verdict}; but the rows are in the order of {self.time_order} and were divided at random: for later rows another model "
             "may be the best, which a file with the latest rows as data.validation or data.test tells"
         )
+
+    def _is_clearly_worse(self) -> bool:
+        """Whether the best simple model is better than the network by more than chance."""
+        lead, margin = self.compute_lead(), self.find_margin()
+        return lead is not None and margin is not None and lead < -margin
+
+    def describe_better_model(self) -> str:
+        """Return the end of a sentence that names a clearly better simple model; empty if there is none."""
+        if not self._is_clearly_worse():
+            return ""
+        best = self.sort_rows()[0]
+        value, network = format_metric(best.metrics[self.metric]), format_metric(self.network)
+        return f"; but {self.metric}: {best.format_title()} {value}, network {network}"
 
     def _compare_with_best(self) -> str:
         lead, ranked = self.compute_lead(), self.sort_rows()
@@ -235,6 +256,8 @@ def compare_network(
         network_name: the `model:` of the job, such as `linear`.
     """
     rows, skipped = from_json(data)
+    head_losses = [name for name in metrics if re.fullmatch("validation/.+/loss", name) and metric == "validation/loss"]
+    heads = [compare_network(data, name, metrics, network_name) for name in head_losses]
     metric = choose_score(metric, metrics)
     if not rows or metric not in metrics:
         return None
@@ -247,7 +270,7 @@ def compare_network(
     reason = skipped_reasons.get(LINEAR, "")
     sample_count = samples if isinstance(samples, int) else None
     time_order = str(data.get("time_order") or "") if metric.startswith("validation/") else ""
-    return Comparison(metric, metrics[metric], rows, sample_count, is_complete, reason, network_name, time_order)
+    return Comparison(metric, metrics[metric], rows, sample_count, is_complete, reason, network_name, time_order, heads)
 
 
 def compare_best(record: Record, summary: Summary) -> Comparison | None:
