@@ -214,7 +214,9 @@ def test_a_file_of_another_size_than_its_entry(hub: Hub, size: int) -> None:
         repository.locked(print),
         pytest.raises(HubError, check=saying("another-hash-hub-says-downloads", "model.safetensors")),
     ):
-        client.download(COMMIT, file, repository.blob(file), download_progress.Progress("hub", file.size, print))
+        client.download(
+            COMMIT, file, repository.blob(file), download_progress.DownloadProgress("hub", file.size, print)
+        )
 
 
 def test_a_server_that_ignores_ranges(hub: Hub, lines: list[str]) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from drivetrain.baselines import simple_models
 from drivetrain.baselines.paired_errors import NetworkOutputs, PairedErrors
-from drivetrain.baselines.sample_features import Features
+from drivetrain.baselines.sample_features import SampleFeatures
 from drivetrain.baselines.simple_models import Predict
 from drivetrain.data.class_balance import choose_best_metric
 from drivetrain.data.custom.iterables import StreamSplit
@@ -52,7 +52,7 @@ CURVE_POINTS, CURVE_GROWTH = 3, 2
 """Number of points of a learning curve, and factor between their samples: a quarter, half and all of them."""
 
 Outcome = Baseline | Skipped
-Fit = Callable[[Features, Split, Ids, Tensor, Head, int], Predict]
+Fit = Callable[[SampleFeatures, Split, Ids, Tensor, Head, int], Predict]
 """Function that fits one head to the targets of some training samples; the last argument is the seed."""
 
 
@@ -135,7 +135,7 @@ def measure(
             if samples.prefix in networks:
                 samples.compare_with(networks[samples.prefix])
         yield _evaluate(dataset, evaluated, CONSTANT, constants, len(dataset.train), 0.0)
-    features: Features | None = modality_of(job).make_features(dataset)
+    features: SampleFeatures | None = modality_of(job).make_features(dataset)
     if features is None:
         yield Skipped(LINEAR, "only the job's code knows the meaning of the inputs")
         return
@@ -151,7 +151,7 @@ def measure(
     )
 
 
-def _draw_order(job: Job, dataset: Dataset, features: Features, free_memory: float) -> Ids:
+def _draw_order(job: Job, dataset: Dataset, features: SampleFeatures, free_memory: float) -> Ids:
     """Draw the samples to fit in random order, as many as fit into memory; any number of the first is a fair sample."""
     order = np.random.default_rng(job.train.seed).permutation(len(dataset.train)).astype(np.int64)
     if free_memory == math.inf:
@@ -187,7 +187,7 @@ def _fit(
     job: Job,
     dataset: Dataset,
     evaluated: Sequence[EvaluatedSamples],
-    features: Features,
+    features: SampleFeatures,
     name: str,
     fit: Fit,
     ids: Ids,

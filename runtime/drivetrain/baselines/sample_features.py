@@ -49,7 +49,7 @@ MAX_TREE_CATEGORIES = 255
 Array = npt.NDArray[np.float32]
 
 
-class Features:
+class SampleFeatures:
     """Reads the columns of one kind of samples."""
 
     penalty = 1.0
@@ -81,7 +81,7 @@ def read_prepared(split: Split, ids: Ids, prepare: Preprocessing) -> Iterator[Te
 
 
 @dataclass
-class TableFeatures(Features):
+class TableFeatures(SampleFeatures):
     """Reads numbers (already scaled) and categories of rows."""
 
     dataset: Dataset
@@ -116,7 +116,7 @@ class TableFeatures(Features):
 
 
 @dataclass
-class SeriesFeatures(Features):
+class SeriesFeatures(SampleFeatures):
     """Computes simple statistics of windows (N, time, channels)."""
 
     dataset: Dataset
@@ -127,7 +127,7 @@ class SeriesFeatures(Features):
 
 
 @dataclass
-class ImageFeatures(Features):
+class ImageFeatures(SampleFeatures):
     """Reads small versions of images (N, channels, height, width)."""
 
     dataset: Dataset
@@ -151,7 +151,7 @@ def _shrink(images: Tensor) -> Tensor:
     return F.adaptive_avg_pool2d(images, (height, width)).flatten(1)
 
 
-class TextFeatures(Features):
+class TextFeatures(SampleFeatures):
     """Counts tokens and pairs of adjacent tokens, or runs of letters, for TF-IDF."""
 
     penalty = TEXT_PENALTY

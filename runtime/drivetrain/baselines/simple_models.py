@@ -20,7 +20,7 @@ from drivetrain.training import losses
 from drivetrain.training.head_solver import HeadFeatures, Matrix, multiply, solve_path
 
 if TYPE_CHECKING:
-    from drivetrain.baselines.sample_features import Features
+    from drivetrain.baselines.sample_features import SampleFeatures
 
 MIN_PROBABILITY = 1e-6
 """Probability of a class that a model has never seen; its logarithm must be finite."""
@@ -43,7 +43,7 @@ def fit_constant(targets: Tensor, head: Head) -> Predict:
     return lambda split, ids: answer.expand(len(ids), -1)
 
 
-def fit_linear(features: Features, split: Split, ids: Ids, targets: Tensor, head: Head, seed: int) -> Predict:
+def fit_linear(features: SampleFeatures, split: Split, ids: Ids, targets: Tensor, head: Head, seed: int) -> Predict:
     """Fit a logistic regression, or a ridge regression for numbers."""
     plain_head = replace(head, class_weights=None, label_smoothing=None)
     loss = losses.build_objective(None, {"": plain_head}, {}, "none").losses[""]
@@ -76,7 +76,7 @@ def _choose_penalty(penalty: float, head: Head) -> float:
     return 2 * penalty if head.outputs == 2 else penalty  # scikit-learn has one row of weights for two classes
 
 
-def fit_trees(features: Features, split: Split, ids: Ids, targets: Tensor, head: Head, seed: int) -> Predict:
+def fit_trees(features: SampleFeatures, split: Split, ids: Ids, targets: Tensor, head: Head, seed: int) -> Predict:
     """Fit boosted trees with scikit-learn's defaults."""
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 

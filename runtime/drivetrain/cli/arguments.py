@@ -67,7 +67,7 @@ def _add_set(command: CommandParser) -> None:
 
 
 def _add_plan(add: Add) -> None:
-    """Commands that decide and train nothing."""
+    """Add the commands that decide and train nothing."""
     command = add(
         "validate", "check job files and their CSV files for mistakes; needs neither torch nor internet access"
     )
@@ -99,7 +99,7 @@ def _add_runs(command: CommandParser, parse: Callable[[str], Path] = named_run.p
 
 
 def _add_training(add: Add) -> None:
-    """Commands that train."""
+    """Add the commands that train."""
     command = _add_runs(add("train", "train a job, or resume its unfinished run"))
     _add_verbose(command)
     command.add_switch("--plain", "turn all optimizations off (plain PyTorch)")
@@ -122,7 +122,7 @@ def _add_training(add: Add) -> None:
 
 
 def _add_repeat(add: Add) -> None:
-    """The commands that train several times."""
+    """Add the commands that train several times."""
     command = _add_runs(
         add("repeat", "train a job with several seeds or folds: mean and standard deviation of every metric")
     )
@@ -156,7 +156,7 @@ def _add_start(command: CommandParser) -> None:
 
 
 def _add_measuring(add: Add) -> None:
-    """Commands that measure a job without training it."""
+    """Add the commands that measure a job without training it."""
     top = add("bench", "measure a job: speed of each optimization, learning rate, memory, simple models")
     kinds = top.add_subparsers(required=True, metavar="KIND", dest="KIND")
 
@@ -177,7 +177,7 @@ def _add_measuring(add: Add) -> None:
 
 
 def _add_look(add: Add) -> None:
-    """Commands that show runs and the machine."""
+    """Add the commands that show runs and the machine."""
     command = add("watch", "show the live progress of a run, or the last state of a finished one")
     command.add_argument(
         "run", type=named_run.parse, nargs="?", help="run folder or its name (default: the newest run)"
@@ -190,7 +190,7 @@ def _add_look(add: Add) -> None:
 
 
 def _add_use(add: Add) -> None:
-    """Commands that use a trained model."""
+    """Add the commands that use a trained model."""
     run = "run folder, its name in runs/, or a copied model folder"
     code = "allow a copied model folder to run the Python code inside it; read that code first"
     command = add("evaluate", "compute metrics and the confusion matrix on validation or new labeled data")

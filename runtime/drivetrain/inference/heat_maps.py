@@ -120,7 +120,7 @@ def _make_unsuitable_error(stage: LastStage) -> SpecError:
 
 
 def draw_heat(picture: Image.Image, heat: Tensor) -> Image.Image:
-    """Draw a map (h, w) over its picture, from red to yellow: the smallest value is clear, the largest has the full colour."""
+    """Draw a map (h, w) over its picture, from red to yellow: the smallest value is clear, the largest has the full color."""
     # A picture of a few pixels gets more of them, since the map is smoother than it.
     factor = max(1, worst_mistakes.PICTURE_SIDE // max(picture.size))
     picture = picture.resize((factor * picture.width, factor * picture.height), Image.Resampling.NEAREST)

@@ -32,7 +32,7 @@ class StoredSpec(NamedTuple):
     """Reason why it cannot be read; empty if it is a YAML mapping."""
 
 
-class Comparison(NamedTuple):
+class SpecComparison(NamedTuple):
     """Comparison of the current job with a stored spec."""
 
     job: Job
@@ -91,7 +91,7 @@ def compare_stored_spec(
     may_change: Collection[str] = (),
     label: str = "the unfinished run",
     name: str = JOB_FILE,
-) -> Comparison:
+) -> SpecComparison:
     """Compare the current job with the spec that a folder stores.
 
     Args:
@@ -105,7 +105,7 @@ def compare_stored_spec(
         CheckpointError: if the stored spec cannot be read.
     """
     if read_stored_spec(folder, name).problem == MISSING:
-        return Comparison(job, [], None)
+        return SpecComparison(job, [], None)
     stored_spec = load_stored_spec(folder, name)
     record, problem = RunFiles(folder, COPY).read_checked_object(WRITTEN_FILE)
     if problem and problem != MISSING:
@@ -127,7 +127,7 @@ def compare_stored_spec(
         stored_text.splitlines(), current_text.splitlines(), label, "this spec", lineterm="", n=1
     )
     lines = list(diff)
-    return Comparison(job, lines or [f"-{key}" for key in removed], stored_job)
+    return SpecComparison(job, lines or [f"-{key}" for key in removed], stored_job)
 
 
 def _keep_defaults(value: Any, stored: Any, written: Collection[str], prefix: str = "") -> Any:

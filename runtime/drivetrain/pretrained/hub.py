@@ -20,7 +20,7 @@ from drivetrain.pretrained.hub_cache import COMMIT, PART, CommitRecord, HubFile,
 from drivetrain.pretrained.hub_client import HubClient
 from drivetrain.pretrained.hub_error import NETWORK, HubError
 from drivetrain.system.console import say as say_line
-from drivetrain.system.download_progress import Progress
+from drivetrain.system.download_progress import DownloadProgress
 from drivetrain.system.files import hash_file, sync_file
 from drivetrain.system.secrets import mask_secrets
 
@@ -178,7 +178,7 @@ def _download_missing(client: HubClient, repository: Repository, commit: str, ch
         repository.write_record(commit, record)
     listed, readme = record.listed, ""
     if described := listed.get(repository.kind.readme):
-        _download(client, repository, commit, [described], Progress("hub", described.size, client.say))
+        _download(client, repository, commit, [described], DownloadProgress("hub", described.size, client.say))
         readme = repository.blob(described).read_text(encoding="utf-8", errors="replace")
     files = [listed[name] for name in _choose_names(repository, tuple(listed), choose, readme)]
     missing = [file for file in files if not file.is_in(repository.blob(file))]
@@ -187,7 +187,7 @@ def _download_missing(client: HubClient, repository: Repository, commit: str, ch
         f"hub: fetching {repository.name} at {commit[:12]} from {mask_secrets(client.endpoint)}: {len(missing)} "
         f"file{'s' * (len(missing) != 1)}, {total / 1e6:,.1f} MB"
     )
-    _download(client, repository, commit, missing, Progress("hub", total, client.say))
+    _download(client, repository, commit, missing, DownloadProgress("hub", total, client.say))
     if pickle := next((file for file in files if file.name == PICKLE), None):
         files[files.index(pickle)] = _convert(client, repository, pickle)
         if pickle in missing:
@@ -201,7 +201,7 @@ def _download_missing(client: HubClient, repository: Repository, commit: str, ch
 
 
 def _download(
-    client: HubClient, repository: Repository, commit: str, files: Sequence[HubFile], progress: Progress
+    client: HubClient, repository: Repository, commit: str, files: Sequence[HubFile], progress: DownloadProgress
 ) -> None:
     for file in files:
         if not file.is_in(repository.blob(file)):  # two files can have one content

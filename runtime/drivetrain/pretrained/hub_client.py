@@ -19,7 +19,7 @@ from drivetrain.pretrained import hub_cache
 from drivetrain.pretrained.hub_cache import COMMIT, HASH, PART, HubFile
 from drivetrain.pretrained.hub_error import HubError, HubKind, explain_refusal
 from drivetrain.system import web
-from drivetrain.system.download_progress import Progress
+from drivetrain.system.download_progress import DownloadProgress
 from drivetrain.system.files import parse_json, sync_file, sync_folder
 from drivetrain.system.installation import INSTALL_TORCH
 from drivetrain.system.secrets import mask_secrets
@@ -80,7 +80,7 @@ class HubClient:
             listed += filter(None, map(read_listed_file, rows))
         return listed
 
-    def download(self, commit: str, file: HubFile, target: Path, progress: Progress) -> None:
+    def download(self, commit: str, file: HubFile, target: Path, progress: DownloadProgress) -> None:
         """Download a file to `target`, under another name until it was compared with its hash.
 
         Raises:
@@ -226,7 +226,7 @@ def read_listed_file(row: object) -> HubFile | None:
     return HubFile(name, size, digest) if parts and is_inside else None
 
 
-def _receive(answer: Response, sink: BinaryIO, size: int, progress: Progress) -> None:
+def _receive(answer: Response, sink: BinaryIO, size: int, progress: DownloadProgress) -> None:
     """Write a body, to the end of the file or in its place if the server sends the whole file again."""
     if answer.status_code != 206:
         progress.add(-sink.tell())

@@ -251,7 +251,7 @@ def compare_network(
         data: the record that `to_json` makes.
         metric: the metric that chose the network's weights. A score takes the place of a loss: people can judge its
             differences. The final test, if there was one, takes the place of the validation: its samples did not choose
-            the weights, which favours the network.
+            the weights, which favors the network.
         metrics: metrics of the network's chosen weights, on the validation samples and in the final test.
         network_name: the `model:` of the job, such as `linear`.
     """

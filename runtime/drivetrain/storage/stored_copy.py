@@ -30,7 +30,7 @@ from drivetrain.storage.object_store import ObjectStore, Patience, StoredObject
 from drivetrain.storage.remote_address import RemoteAddress
 from drivetrain.storage.store_errors import RemoteError, Trouble
 from drivetrain.system import file_lock
-from drivetrain.system.download_progress import Progress
+from drivetrain.system.download_progress import DownloadProgress
 from drivetrain.system.files import blame_storage, make_folder, read_json, write_json
 from drivetrain.system.units import format_bytes
 
@@ -179,7 +179,7 @@ def _download(address: RemoteAddress, files: Sequence[StoredObject], folder: Pat
     shutil.rmtree(folder, ignore_errors=True)
     description = f"{len(files):,} files" if len(files) > 1 else files[0].name
     say(f"{address.parent}: downloading {description}, {format_bytes(size)} to {folder}")
-    store, progress = ObjectStore(address.parent, PATIENCE), Progress(str(address), size, say)
+    store, progress = ObjectStore(address.parent, PATIENCE), DownloadProgress(str(address), size, say)
     is_stopped = threading.Event()
 
     def count(added: int) -> None:

@@ -14,7 +14,7 @@ INTERVAL_SECONDS = 5.0
 
 
 @dataclass
-class Progress:
+class DownloadProgress:
     """Prints amount, rate and remaining time of a download every few seconds; threads may share it."""
 
     subject: str

@@ -161,7 +161,7 @@ class Sensors:
     def _open_gpu(self, gpu: Gpu) -> Any:
         handle = self.nvml.nvmlDeviceGetHandleByIndex(gpu.index)
         instances = nvidia.list_instances(self.nvml, handle) if gpu.mig else ()
-        # By its id: equal instances have the same name, and the first of them may be a neighbour's.
+        # By its id: equal instances have the same name, and the first of them may be a neighbor's.
         return next((i for i in instances if self.nvml.nvmlDeviceGetUUID(i) == gpu.uuid), handle)
 
     def _list_queries(self, handle: object) -> Mapping[tuple[str, ...], Callable[[], tuple[float | int | str, ...]]]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from drivetrain.data.custom.user_loss import TOLERANCE, Count, Division, TorchMean, sum_counts, try_division
+from drivetrain.data.custom.user_loss import TOLERANCE, Count, LossRule, TorchMean, sum_counts, try_division
 from drivetrain.data.dataset import Batch
 from drivetrain.distributed.batch_sharding import BatchShare
 from drivetrain.distributed.ranks import Ranks
@@ -36,12 +36,12 @@ class LoopLoss:
     weight_of: Count | None = None
     """The user's function for the weights of samples in the loss; None for equal weights."""
     current_batch: Batch | None = None
-    division: Division | None = None
+    division: LossRule | None = None
 
     def __post_init__(self) -> None:
         torch_mean = TorchMean.of(self.user_batches.loss)
         if self.weight_of is None and torch_mean:
-            self.division = Division(torch_mean.weights)
+            self.division = LossRule(torch_mean.weights)
 
     @property
     def split_obstacle(self) -> str:
@@ -56,7 +56,7 @@ class LoopLoss:
             self.division = self._try_division()
         return self.division.obstacle
 
-    def _try_division(self) -> Division:
+    def _try_division(self) -> LossRule:
         assert self.current_batch is not None
         trial_size = min(TRIAL_SAMPLES, max(4, len(self.current_batch) // 2))
         trial_batch = self._mask_labels(self.current_batch.between(0, trial_size))
@@ -78,7 +78,7 @@ class LoopLoss:
                 compute_loss, trial_size, "the loss", SpecError, self.weight_of, get_weighted_values, tolerance
             )
         obstacle = "" if self.weight_of else "the loss cannot be computed in evaluation mode"
-        return division or Division(self.weight_of, obstacle=obstacle)
+        return division or LossRule(self.weight_of, obstacle=obstacle)
 
     def _mask_labels(self, batch: Batch) -> Batch:
         """Mask half of the first sample's labels, so that a loss per label differs from a loss per sample."""

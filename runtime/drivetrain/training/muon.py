@@ -54,11 +54,11 @@ def build(job: Job, model: nn.Module, groups: Groups, output_sizes: Container[in
         )
     spec = job.train.optimizer
     assert isinstance(spec, train_spec.Muon)
-    optimizer: torch.optim.Optimizer = unhook(Muon)(divided, spec.lr, spec.momentum, spec.betas, spec.eps)
+    optimizer: torch.optim.Optimizer = unhook(MuonOptimizer)(divided, spec.lr, spec.momentum, spec.betas, spec.eps)
     return optimizer
 
 
-class Muon(torch.optim.Optimizer):
+class MuonOptimizer(torch.optim.Optimizer):
     """Updates parameter groups with IS_MATRIX by Muon, and the other groups by AdamW.
 
     Args:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drivetrain.data.custom.user_loss import CustomTerms, Division
+from drivetrain.data.custom.user_loss import CustomTerms, LossRule
 from drivetrain.errors import SpecError
 from tests.messages import says
 
@@ -18,7 +18,7 @@ WEIGHTS = torch.tensor([0.5, 1.0, 7.0])
 CLASSES = torch.arange(3)
 
 
-def divide_loss(loss: Any, outputs: Tensor, targets: Tensor, weight_of: Any = None) -> Division:
+def divide_loss(loss: Any, outputs: Tensor, targets: Tensor, weight_of: Any = None) -> LossRule:
     terms = CustomTerms(loss, "loss", SpecError, weight_of)
     terms.divide(outputs, targets)
     return terms.division
@@ -122,7 +122,7 @@ class Stateful(nn.Module):
 def test_a_trial_leaves_the_loss_its_arguments_and_the_generator_alone() -> None:
     loss, outputs, targets, state = Stateful(), torch.ones(2, 3), torch.rand(9, 3), torch.get_rng_state()
     before = targets.clone()
-    assert divide_loss(loss, outputs, targets) == Division()
+    assert divide_loss(loss, outputs, targets) == LossRule()
     assert loss.calls == 0
     assert torch.equal(targets, before)
     assert torch.equal(outputs, torch.ones(2, 3))

@@ -41,12 +41,12 @@ def ok(name: str, text: str) -> Finding:
 
 
 def warn(name: str, text: str, fix: str) -> Finding:
-    """It works, but slower or riskier than it could."""
+    """Return a check of something that works, but slower or riskier than it could."""
     return Finding(name, Level.WARN, text, fix)
 
 
 def fail(name: str, text: str, fix: str) -> Finding:
-    """Something cannot work."""
+    """Return a failed check."""
     return Finding(name, Level.FAIL, text, fix)
 
 

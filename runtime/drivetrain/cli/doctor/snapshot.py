@@ -89,7 +89,7 @@ def run(command: Sequence[str], timeout: float = PATIENCE) -> str | None:
 
 
 def read_disk_space(path: Path) -> tuple[int, int]:
-    """Total and free bytes at a path, or at its nearest existing parent."""
+    """Read total and free bytes at a path, or at its nearest existing parent."""
     path = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
     status = os.statvfs(path)
     return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize

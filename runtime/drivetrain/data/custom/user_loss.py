@@ -46,7 +46,7 @@ ComputeLoss = Callable[[slice], Sequence[Tensor]]
 
 
 @dataclass(frozen=True)
-class Division:
+class LossRule:
     """Rule that combines the loss of a batch from the losses of its parts."""
 
     count: Count | None = None
@@ -112,7 +112,7 @@ def try_division(
     weight_of: Count | None,
     targets_of: Callable[[slice], Any],
     tolerance: float = TOLERANCE,
-) -> Division | None:
+) -> LossRule | None:
     """Find the rule that combines a loss by a trial on two or more samples; None if the batch has no loss.
 
     `weight_of` gets the result of `targets_of` for some samples; without it, the number of samples as weights and the
@@ -125,12 +125,12 @@ def try_division(
     slices = [slice(0, samples), *(slice(*ends) for ends in pairwise(sorted({0, 1, 1 + samples // 3, samples})))]
     # Each possible division, with its weights of the slices.
     candidates = [
-        (Division(), [float(part.stop - part.start) for part in slices]),
-        (Division(summed=True), [1.0] * len(slices)),
+        (LossRule(), [float(part.stop - part.start) for part in slices]),
+        (LossRule(summed=True), [1.0] * len(slices)),
     ]
     if weight_of is not None:
         with blame_user_code(refuse, "weight_of raised"):
-            candidates = [(Division(weight_of), [float(sum_counts(weight_of, targets_of(part))) for part in slices])]
+            candidates = [(LossRule(weight_of), [float(sum_counts(weight_of, targets_of(part))) for part in slices])]
     try:
         batch_values = [value.double() for value in compute_loss(slices[0])]
     except Exception:  # the user's code may raise anything
@@ -140,7 +140,7 @@ def try_division(
     try:
         part_values = [[value.double() for value in compute_loss(part)] for part in slices[1:]]
     except Exception as error:  # as above
-        return Division(obstacle=f"{name} raises {type(error).__name__} for a part of a batch")
+        return LossRule(obstacle=f"{name} raises {type(error).__name__} for a part of a batch")
     for division, weights in candidates:
         if _fits(weights, batch_values, part_values, tolerance):
             return division
@@ -150,7 +150,7 @@ def try_division(
             "weight_of gives what the loss of some samples divides by: a number, or one for each",
             "correct weight_of, or leave it out",
         )
-    return Division(obstacle=f"{name} of a batch is neither the mean nor the sum over its parts")
+    return LossRule(obstacle=f"{name} of a batch is neither the mean nor the sum over its parts")
 
 
 def _fits(
@@ -217,7 +217,7 @@ class CustomTerms:
                 "move them into the network",
             )
         self.torch_mean = None if weight_of else TorchMean.of(function)
-        self.division = Division(self.torch_mean.weights if self.torch_mean else None)
+        self.division = LossRule(self.torch_mean.weights if self.torch_mean else None)
         """Rule that combines the loss of a batch from its parts; before the trial, the mean is assumed."""
         self.is_tried = self.torch_mean is not None
         self.target_shapes: Sequence[tuple[int, ...]] = ((),)
@@ -345,7 +345,7 @@ class CustomTerms:
                     trial, count, self.name, self.refuse, self.weight_of, targets.__getitem__
                 )
         obstacle = "" if self.weight_of else f"{self.name} cannot be computed for samples that are tried"
-        self.division = division or Division(self.weight_of, obstacle=obstacle)
+        self.division = division or LossRule(self.weight_of, obstacle=obstacle)
 
     def _compute_trial(self, outputs: Tensor, targets: Tensor, part: slice) -> tuple[Tensor, Tensor]:
         """Compute the mean loss of some samples, and its gradient."""

@@ -34,8 +34,8 @@ _CUT_PLACES = {"right": "", "left": "at their start ", "middle": "in their middl
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of the network on its inputs."""
+class Bounds:
+    """Bounds of the network on its inputs."""
 
     tokens: int | None = None
     """Largest number of tokens of a text; None: unlimited."""
@@ -45,7 +45,7 @@ class Limits:
     """Pooling (`model.pooling`) that the network's folder declares, if it differs from the family's; else empty."""
 
     @classmethod
-    def of_network(cls, config: Any, pooling: str = "") -> Limits:
+    def of_network(cls, config: Any, pooling: str = "") -> Bounds:
         """Return the limits of a network by its configuration of transformers."""
         return cls(families.find_max_tokens(config), families.count_token_types(config), pooling)
 
@@ -110,7 +110,7 @@ def choose(job: TextJob, texts: Texts, recorded: InputRecord | None) -> tuple[Te
     return TextEncoding(text_tokenizer, longest, job.data.truncation, typed, limits.pooling), encoded, notes
 
 
-def _choose_tokenizer(job: TextJob, texts: Texts, recorded: InputRecord | None) -> tuple[Tokenizer, Limits, list[str]]:
+def _choose_tokenizer(job: TextJob, texts: Texts, recorded: InputRecord | None) -> tuple[Tokenizer, Bounds, list[str]]:
     """Choose the tokenizer of a job; also returns the limits of the network, and notes."""
     stored = tokenizer.from_json(recorded.preprocessing["tokenizer"]) if recorded else None
     model = job.model
@@ -118,14 +118,14 @@ def _choose_tokenizer(job: TextJob, texts: Texts, recorded: InputRecord | None) 
         source = pretrained.find(job, model.name)
         pooling, note = _choose_pooling(model, source, recorded)
         text_tokenizer = stored or tokenizer.load_pretrained(source)
-        return text_tokenizer, Limits.of_network(source.config, pooling), [note]
+        return text_tokenizer, Bounds.of_network(source.config, pooling), [note]
     if stored and (earlier := earlier_run.find(job)):
-        return stored, Limits.of_network(earlier.config), [f"{stored.vocabulary_size:,} tokens"]
+        return stored, Bounds.of_network(earlier.config), [f"{stored.vocabulary_size:,} tokens"]
     vocabulary_size = model.vocabulary if isinstance(model, TextEncoder) else DEFAULT_VOCABULARY_SIZE
     text_tokenizer = stored or tokenizer.learn(texts, vocabulary_size, job.data.lower_case)
     rule = tokenizer.describe_rule(job.data.lower_case)
     note = f"{text_tokenizer.vocabulary_size:,} WordPiece tokens learned from the training texts ({rule})"
-    return text_tokenizer, Limits(), [note]
+    return text_tokenizer, Bounds(), [note]
 
 
 def _choose_pooling(model: TextPretrained, source: Pretrained, recorded: InputRecord | None) -> tuple[str, str]:

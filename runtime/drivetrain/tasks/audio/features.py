@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from drivetrain.baselines.sample_features import Features, read_prepared
+from drivetrain.baselines.sample_features import SampleFeatures, read_prepared
 from drivetrain.data.dataset import Dataset, Split
 from drivetrain.data.stateless_random import Ids
 from drivetrain.training.head_solver import Matrix
 
 
 @dataclass
-class SoundFeatures(Features):
+class SoundFeatures(SampleFeatures):
     """Computes the mean and the standard deviation over time of each mel band."""
 
     dataset: Dataset
