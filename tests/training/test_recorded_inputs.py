@@ -157,7 +157,7 @@ FITTED = {
         lambda raw, low, high: ([0.3] * 3, [0.1] * 3),
     ),
     "texts": ("drivetrain.data.text.tokenizer.learn", None),
-    "series": ("drivetrain.data.series.windows.fit_scales", lambda values: [Scale(0.5, 2.0)] * 2),
+    "series": ("drivetrain.tasks.series.windows.fit_scales", lambda values: [Scale(0.5, 2.0)] * 2),
     "table numbers": ("drivetrain.data.target_columns.build_head", lambda *arguments: None),
     "table": (
         "drivetrain.data.tables.features._fit_number",

@@ -17,10 +17,10 @@ from drivetrain.job.data import OFF
 from drivetrain.job.formatting import format_value
 from drivetrain.job.images import ImageJob
 from drivetrain.job.remote_data import list_readable_paths
-from drivetrain.job.series import SeriesJob
 from drivetrain.job.tables import TableJob
 from drivetrain.pretrained.earlier_run import EarlierModel
 from drivetrain.tasks import modality_of
+from drivetrain.tasks.series.job import SeriesJob
 
 Key = tuple[str, ...]
 MAX_LISTED_COLUMNS = 30

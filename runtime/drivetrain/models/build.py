@@ -17,7 +17,6 @@ from drivetrain.data.tables import features
 from drivetrain.job import Job
 from drivetrain.job.images import ImageJob
 from drivetrain.job.model import CustomModel, EarlierRun, Freeze, ImageNetwork, ImagePretrained, ImageTimm, WithWeights
-from drivetrain.job.series import CnnLstmSpec, SeriesJob
 from drivetrain.job.tables import MlpSpec, TableJob
 from drivetrain.job.text import TextEncoder, TextJob, TextPretrained
 from drivetrain.models import initial_weights, lr_groups, timm_resnet
@@ -34,6 +33,7 @@ from drivetrain.models.networks import hf_vision, tabm, text_encoder, timm_visio
 from drivetrain.pretrained import earlier_run, families, hub_name, image_input
 from drivetrain.pretrained import folder as pretrained
 from drivetrain.tasks import modality_of
+from drivetrain.tasks.series.job import CnnLstmSpec, SeriesJob
 
 
 @dataclass

@@ -15,7 +15,6 @@ from drivetrain.data.notes import list_names
 from drivetrain.errors import CheckpointError, SpecError
 from drivetrain.job import Job
 from drivetrain.job.images import ImageJob
-from drivetrain.job.series import SeriesJob
 from drivetrain.models import safetensors_file
 from drivetrain.models.builders import BUILDERS
 from drivetrain.models.described_network import build_described
@@ -23,6 +22,7 @@ from drivetrain.models.networks import cnn, tabm
 from drivetrain.pretrained import convert
 from drivetrain.pretrained.earlier_run import WEIGHTS, EarlierModel
 from drivetrain.tasks import modality_of
+from drivetrain.tasks.series.job import SeriesJob
 
 Refuse = Callable[[str, str, str], SpecError]
 """Function that makes an error from a description, the possible values, and an action."""

@@ -14,8 +14,8 @@ from drivetrain.models import frozen_split
 from drivetrain.models.networks import cnn_lstm
 from drivetrain.training import train
 from tests import tiny
-from tests.data.series.series_rows import job, write_npz
 from tests.models.networks.short_training import train_network
+from tests.tasks.series.series_rows import job, write_npz
 
 torch.set_num_threads(1)
 SMALL = {"channels": 3, "outputs": 4, "cnn_channels": [8, 6], "kernel": 3, "lstm_hidden": 5}

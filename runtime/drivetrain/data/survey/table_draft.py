@@ -10,7 +10,7 @@ import numpy as np
 
 from drivetrain.data.formats import times
 from drivetrain.data.notes import list_names
-from drivetrain.data.survey import series_draft, settings, table_sample
+from drivetrain.data.survey import settings, table_sample
 from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import DATE, ColumnProfile, TableSample, TargetGuess
 from drivetrain.data.tables import text_column
@@ -18,6 +18,7 @@ from drivetrain.errors import DataError
 from drivetrain.job import FORECASTING
 from drivetrain.job.draft import Draft, Entry, quote, quote_all
 from drivetrain.job.text import TextJob
+from drivetrain.tasks.series import draft as series_draft
 
 CLASSIFICATION, REGRESSION, TEXTS = "tabular-classification", "tabular-regression", "text-classification"
 TRAINING_STEPS = 1200

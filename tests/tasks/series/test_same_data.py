@@ -19,7 +19,7 @@ from drivetrain.data import load_data
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.load_data import load
 from tests.axes import each_once
-from tests.data.series.series_rows import Rows, gather_windows, job
+from tests.tasks.series.series_rows import Rows, gather_windows, job
 
 START = datetime(2024, 5, 1)
 COUNT = 120

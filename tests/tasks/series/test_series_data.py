@@ -16,9 +16,10 @@ import torch
 from drivetrain.data import load_data, mixup
 from drivetrain.data.dataset import Batch
 from drivetrain.data.load_data import load
-from drivetrain.data.series import windows
 from drivetrain.errors import DataError
-from tests.data.series.series_rows import (
+from drivetrain.tasks.series import windows
+from tests.messages import begins_with, ends_with, get_message, saying, says, says_only
+from tests.tasks.series.series_rows import (
     gather_windows,
     job,
     list_window_ends,
@@ -29,7 +30,6 @@ from tests.data.series.series_rows import (
     write_npz,
     write_rows,
 )
-from tests.messages import begins_with, ends_with, get_message, saying, says, says_only
 
 torch.set_num_threads(1)
 

@@ -19,16 +19,16 @@ from drivetrain.data.notes import list_names
 from drivetrain.data.partition import Division, Groups, Partition
 from drivetrain.data.reading import Heads, Preprocessor, Reader
 from drivetrain.data.scales import Scale, collect_fields, scales_from_json
-from drivetrain.data.series import overlap, sampling, timeline, windows
-from drivetrain.data.series.timeline import WindowLayout
-from drivetrain.data.series.windows import SeriesSplit, WindowTable
 from drivetrain.data.source import BadSample, Source
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.tables import text_column
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError, SpecError
-from drivetrain.job.series import SeriesJob
 from drivetrain.job.values import parse_fold
+from drivetrain.tasks.series import overlap, sampling, timeline, windows
+from drivetrain.tasks.series.job import SeriesJob
+from drivetrain.tasks.series.timeline import WindowLayout
+from drivetrain.tasks.series.windows import SeriesSplit, WindowTable
 
 if TYPE_CHECKING:
     import torch
@@ -122,7 +122,7 @@ class SeriesReader(Reader[WindowTable]):
             constant += [name] if is_constant else []
             spread.append(0.0 if is_constant else own.std / scale.std)
         if not self.tables_only:
-            from drivetrain.data.series import augment
+            from drivetrain.tasks.series import augment
 
             fitted.augment = augment.build_preprocessing(self.job.data.augment, self.job.train.seed, tuple(spread))
         if not constant:

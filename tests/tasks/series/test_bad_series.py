@@ -13,8 +13,8 @@ from drivetrain.data.load_data import load
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
-from tests.data.series.series_rows import job, make_windows, one_series, three_series, write_npz, write_rows
 from tests.messages import saying
+from tests.tasks.series.series_rows import job, make_windows, one_series, three_series, write_npz, write_rows
 
 CLASSES, NUMBERS = "series-classification", "series-regression"
 LATE = ["on"] * 40 + ["off"] * 40 + ["fault"] * 20

@@ -10,9 +10,9 @@ import pyarrow
 from pyarrow import csv
 
 from drivetrain.data.dataset import Split
-from drivetrain.data.series.windows import SeriesSplit
-from drivetrain.job.series import SeriesJob
 from drivetrain.tasks import JOBS
+from drivetrain.tasks.series.job import SeriesJob
+from drivetrain.tasks.series.windows import SeriesSplit
 
 Rows = dict[str, Any]
 

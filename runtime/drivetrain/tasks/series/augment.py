@@ -20,7 +20,7 @@ from torch import Tensor
 from drivetrain.data import stateless_random
 from drivetrain.data.dataset import Inputs, Preprocessing, keep_unchanged, onto
 from drivetrain.data.stateless_random import Ids
-from drivetrain.job.series import SeriesAugment, TimeMask, TimeWarp, WindowWarp
+from drivetrain.tasks.series.job import SeriesAugment, TimeMask, TimeWarp, WindowWarp
 
 Floats = npt.NDArray[np.float64]
 MIN_WARP_SPEED = 0.1

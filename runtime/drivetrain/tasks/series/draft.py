@@ -11,8 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from drivetrain.data.formats import column_values, times
-from drivetrain.data.series import sampling, timestamps, windows
-from drivetrain.data.series.timestamps import SeriesOrder
 from drivetrain.data.source import Source
 from drivetrain.data.survey import settings, table_sample
 from drivetrain.data.survey.array_draft import network
@@ -21,6 +19,8 @@ from drivetrain.data.survey.table_sample import DATE, ColumnProfile, TableSample
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job import FORECASTING
 from drivetrain.job.draft import Draft, Entry, quote, quote_all
+from drivetrain.tasks.series import sampling, timestamps, windows
+from drivetrain.tasks.series.timestamps import SeriesOrder
 
 CLASSIFICATION, REGRESSION = "series-classification", "series-regression"
 LEAST_ROWS = 40

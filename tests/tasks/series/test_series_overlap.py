@@ -10,8 +10,8 @@ import pytest
 
 from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
-from tests.data.series.series_rows import Rows, job, list_window_ends, three_series, undo_scaling, write_rows
 from tests.messages import begins_with, says
+from tests.tasks.series.series_rows import Rows, job, list_window_ends, three_series, undo_scaling, write_rows
 
 
 def recordings(count: int = 12, rows: int = 40, length: int = 16, stride: int = 4) -> Rows:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from drivetrain.data.series.timestamps import SeriesOrder
 from drivetrain.data.source import Source
 from drivetrain.errors import DataError
+from drivetrain.tasks.series.timestamps import SeriesOrder
 
 KEY = "sampling"
 """Key of the stored preprocessing."""

@@ -10,8 +10,8 @@ import pytest
 from drivetrain.data import load_data
 from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
-from tests.data.series.series_rows import Rows, gather_windows, job
 from tests.messages import saying, says
+from tests.tasks.series.series_rows import Rows, gather_windows, job
 
 
 def waves(count: int = 40, length: int = 32, channels: int = 3) -> Rows:

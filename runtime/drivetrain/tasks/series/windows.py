@@ -17,10 +17,10 @@ from drivetrain.data.formats import column_values
 from drivetrain.data.notes import list_names
 from drivetrain.data.reading import SampleTable
 from drivetrain.data.scales import Scale, fit_scale
-from drivetrain.data.series.timeline import Timeline
 from drivetrain.data.source import BadSample
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
+from drivetrain.tasks.series.timeline import Timeline
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,12 +15,12 @@ from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
 from drivetrain.job_spec import data_cells
 from tests.axes import each_once
-from tests.data.series.series_rows import (
+from tests.messages import begins_with, saying
+from tests.tasks.series.series_rows import (
     Rows,
     job,
     write_rows,
 )
-from tests.messages import begins_with, saying
 
 torch.set_num_threads(1)
 

@@ -12,14 +12,14 @@ from drivetrain.data import target_columns
 from drivetrain.data.formats import column_values, table_file
 from drivetrain.data.notes import list_names
 from drivetrain.data.partition import Groups, number_groups
-from drivetrain.data.series import timestamps
-from drivetrain.data.series.timestamps import SeriesOrder
 from drivetrain.data.source import Source
 from drivetrain.data.tables import column_roles, revealing_columns
 from drivetrain.data.tables.column_roles import Roles
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
 from drivetrain.system.console import Detail
+from drivetrain.tasks.series import timestamps
+from drivetrain.tasks.series.timestamps import SeriesOrder
 
 if TYPE_CHECKING:
     import pyarrow

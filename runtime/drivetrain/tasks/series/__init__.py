@@ -1,17 +1,17 @@
 """Series: windows of several channels over time, from a long table or arrays."""
 
-from drivetrain.job.series import SeriesClassificationJob, SeriesJob, SeriesRegressionJob
 from drivetrain.job.workload import Workload
 from drivetrain.tasks.modality import Lazy, Modality
+from drivetrain.tasks.series.job import SeriesClassificationJob, SeriesJob, SeriesRegressionJob
 
 MODALITY = Modality(
     kind="series",
     job=SeriesJob,
     tasks={"series-classification": SeriesClassificationJob, "series-regression": SeriesRegressionJob},
     expected=Workload(layers={"Conv1d": 1, "LSTM": 1}),
-    reader=Lazy("data.series.series_data.SeriesReader"),
-    restore=Lazy("data.series.series_data.restore"),
-    draft=Lazy("data.survey.series_draft.draft_series"),
+    reader=Lazy("tasks.series.data.SeriesReader"),
+    restore=Lazy("tasks.series.data.restore"),
+    draft=Lazy("tasks.series.draft.draft_series"),
     build_network=Lazy("models.build.build_series_network"),
     draw_inputs=Lazy("models.dummy_inputs.draw_windows"),
     make_features=Lazy("baselines.sample_features.SeriesFeatures"),

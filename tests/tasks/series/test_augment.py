@@ -10,11 +10,11 @@ import torch
 
 from drivetrain.data.dataset import keep_unchanged
 from drivetrain.data.load_data import load
-from drivetrain.data.series import augment
-from drivetrain.data.series.augment import SeriesPreprocessing
 from drivetrain.errors import SpecError
-from drivetrain.job.series import SeriesAugment, TimeMask, TimeWarp, WindowWarp
 from drivetrain.job_spec import load_job as job_spec
+from drivetrain.tasks.series import augment
+from drivetrain.tasks.series.augment import SeriesPreprocessing
+from drivetrain.tasks.series.job import SeriesAugment, TimeMask, TimeWarp, WindowWarp
 from drivetrain.training import batch_inputs
 from tests import tiny
 
