@@ -64,6 +64,23 @@ def test_imports_run_one_way() -> None:
     assert upward(graph()) == []
 
 
+def find_kind(module: str) -> str:
+    """The folder of a kind of data that a module is in; empty for other modules."""
+    parts = module.split(".")
+    return parts[2] if parts[1:2] == ["tasks"] and len(parts) > 2 and (PACKAGE / "tasks" / parts[2]).is_dir() else ""
+
+
+def test_nothing_imports_the_folder_of_a_kind() -> None:
+    """The registry names it; all others ask the registry."""
+    violations = [
+        f"{name} imports {target}"
+        for name, targets in graph().items()
+        for target in targets
+        if find_kind(target) not in ("", find_kind(name)) and name != "drivetrain.tasks"
+    ]
+    assert violations == []
+
+
 def circle(edges: dict[str, set[str]]) -> list[str]:
     """The modules of one circle, if there is any."""
     try:

@@ -1,7 +1,6 @@
 """Turns the samples of a task into the columns from which a simple model learns.
 
 table    numbers; for trees a column for each categorical column, for linear models a column for each category
-series   mean, deviation, extremes, first and last value, slope and mean step of each channel
 images   pixels of the image, scaled down to 16 x 16
 texts    counts of tokens and pairs of adjacent tokens, weighted by rarity (TF-IDF); if words are long or unknown, counts of
          letters and runs of up to five letters, so that a tokenizer that cannot read a text does not blind both models
@@ -23,7 +22,6 @@ from drivetrain.data.dataset import Dataset, Preprocessing, Split
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.text.corpus import TextSplit
 from drivetrain.data.text.encoded import Ragged
-from drivetrain.models.networks.cnn_lstm import compute_statistics
 from drivetrain.training.head_solver import Matrix, RarityScaling, Scaling, Standardization
 from drivetrain.training.sparse_rows import SparseRows
 
@@ -113,17 +111,6 @@ class TableFeatures(SampleFeatures):
         numbers, categories = self._read(split, ids)
         columns = [numbers.shape[1] + i for i, size in enumerate(self._sizes) if size <= MAX_TREE_CATEGORIES]
         return torch.cat([numbers, categories.float()], dim=1).numpy(), columns
-
-
-@dataclass
-class SeriesFeatures(SampleFeatures):
-    """Computes simple statistics of windows (N, time, channels)."""
-
-    dataset: Dataset
-
-    def read_linear(self, split: Split, ids: Ids) -> Matrix:
-        """Compute eight statistics of each channel, shape (N, 8 * channels)."""
-        return torch.cat([compute_statistics(windows) for windows in read_prepared(split, ids, self.dataset.prepare)])
 
 
 @dataclass

@@ -70,12 +70,6 @@ class PermutedSplit:
         return self.split.title(int(self.rows[index]))
 
 
-def list_channels(preprocessing: Mapping[str, Any]) -> dict[str, Parts]:
-    """List the channels of a series, each with its place in the inputs."""
-    names = preprocessing.get("features") or [f"channel {index}" for index in range(preprocessing["channels"])]
-    return {str(name): [(0, index)] for index, name in enumerate(names)}
-
-
 def list_columns(preprocessing: Mapping[str, Any]) -> dict[str, Parts]:
     """List the input columns of a table, each with its places in the inputs.
 

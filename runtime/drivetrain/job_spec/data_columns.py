@@ -20,7 +20,6 @@ from drivetrain.job.remote_data import list_readable_paths
 from drivetrain.job.tables import TableJob
 from drivetrain.pretrained.earlier_run import EarlierModel
 from drivetrain.tasks import modality_of
-from drivetrain.tasks.series.job import SeriesJob
 
 Key = tuple[str, ...]
 MAX_LISTED_COLUMNS = 30
@@ -131,16 +130,6 @@ def check_images(job: ImageJob, earlier: EarlierModel) -> None:
             earlier.refuse(text, str(earlier_value), f"write {earlier_value}, or remove the key", ("data", key))
 
 
-def check_series(job: SeriesJob, earlier: EarlierModel) -> None:
-    """Check that features stay the same, and that none of them is a label, the time or the group."""
-    trained_columns, data = earlier.preprocessing.get("features") or (), job.data
-    for option, names in {"label": data.label or (), "time": (data.time,), "group": (data.group,)}.items():
-        _refuse_features(earlier, option, names, trained_columns, "a column that it did not see", "use another run")
-    if trained_columns and data.features and list(data.features) != list(trained_columns):
-        description = f"is {', '.join(data.features)}, and the earlier run was trained on {', '.join(trained_columns)}"
-        earlier.refuse(description, "the same columns in the same order", "remove features", ("data", "features"))
-
-
 def check_table(job: TableJob, earlier: EarlierModel) -> None:
     """Check that the features and their kinds stay the same, and that none of them is a target or ignored."""
     data, kinds = job.data, {kind: _list_columns(earlier.preprocessing, kind) for kind in ("numeric", "categorical")}
@@ -151,9 +140,9 @@ def check_table(job: TableJob, earlier: EarlierModel) -> None:
         if key in job.data.model_fields_set and job.data.model_dump(mode="json")[key] not in (earlier_value, None, {}):
             description = f"differs from the earlier run, in which it is {earlier_value or 'absent'}"
             earlier.refuse(description, "the same", f"remove data.{key}", ("data", key))
-    _refuse_features(earlier, "target", data.target, trained_columns, "a column that it did not see", "use another run")
+    refuse_features(earlier, "target", data.target, trained_columns, "a column that it did not see", "use another run")
     action = "remove it from data.ignore, or use another run"
-    _refuse_features(earlier, "ignore", data.ignore or (), trained_columns, "columns that it did not see", action)
+    refuse_features(earlier, "ignore", data.ignore or (), trained_columns, "columns that it did not see", action)
     if data.features and set(data.features) != set(trained_columns):
         names, trained = (list_names(columns, MAX_EARLIER_COLUMNS) for columns in (data.features, trained_columns))
         description = f"is {names}, and the earlier run was trained on {trained}"
@@ -166,9 +155,10 @@ def check_table(job: TableJob, earlier: EarlierModel) -> None:
                 earlier.refuse(description, possible, f"remove data.{kind}", ("data", kind))
 
 
-def _refuse_features(
+def refuse_features(
     earlier: EarlierModel, option: str, names: Sequence[str | None], features: Sequence[str], possible: str, action: str
 ) -> None:
+    """Raise a SpecError about a data key that names a feature of the earlier run."""
     for name in names:
         if name in features:
             earlier.refuse(f"has {name!r}, which is a feature of the earlier run", possible, action, ("data", option))

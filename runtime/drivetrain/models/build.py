@@ -16,7 +16,16 @@ from drivetrain.data.notes import list_names
 from drivetrain.data.tables import features
 from drivetrain.job import Job
 from drivetrain.job.images import ImageJob
-from drivetrain.job.model import CustomModel, EarlierRun, Freeze, ImageNetwork, ImagePretrained, ImageTimm, WithWeights
+from drivetrain.job.model import (
+    BuiltIn,
+    CustomModel,
+    EarlierRun,
+    Freeze,
+    ImageNetwork,
+    ImagePretrained,
+    ImageTimm,
+    WithWeights,
+)
 from drivetrain.job.tables import MlpSpec, TableJob
 from drivetrain.job.text import TextEncoder, TextJob, TextPretrained
 from drivetrain.models import initial_weights, lr_groups, timm_resnet
@@ -33,7 +42,6 @@ from drivetrain.models.networks import hf_vision, tabm, text_encoder, timm_visio
 from drivetrain.pretrained import earlier_run, families, hub_name, image_input
 from drivetrain.pretrained import folder as pretrained
 from drivetrain.tasks import modality_of
-from drivetrain.tasks.series.job import CnnLstmSpec, SeriesJob
 
 
 @dataclass
@@ -76,7 +84,7 @@ def build(job: Job, dataset: Dataset) -> BuiltModel:
         built_model.notes += notes
     freeze(built_model.module, built_model.freeze, job)
     built_model.unfreezing = find_unfreezing(built_model.module, getattr(spec, "unfreeze", ()), job)
-    if getattr(built_model.module, "skip", None) is not None and isinstance(spec, MlpSpec | CnnLstmSpec):
+    if getattr(spec, "skip", False):
         built_model.unfreezing = train_skip_first(built_model.module, built_model.unfreezing)
     lr_groups.make_groups(job, built_model.module, built_model.list_trained())
     built_model.notes += note_random_frozen(
@@ -121,9 +129,7 @@ def build_user_network(job: Job, dataset: Dataset) -> BuiltModel:
     return BuiltModel(module, "own", arguments, spec.freeze, user_code.open_code(job.folder))
 
 
-def _build_model(
-    builder: str, arguments: dict[str, Any], spec: ImageNetwork | TextEncoder | CnnLstmSpec | MlpSpec
-) -> BuiltModel:
+def build_model(builder: str, arguments: dict[str, Any], spec: BuiltIn) -> BuiltModel:
     """Build a built-in network with random weights."""
     return BuiltModel(BUILDERS[builder](**arguments), builder, arguments, spec.freeze)
 
@@ -157,7 +163,7 @@ def build_image_network(job: ImageJob, dataset: Dataset) -> BuiltModel:
     assert isinstance(spec, ImageNetwork)
     # Pretrained weights have the large stem, also for small images.
     arguments |= {"width": spec.width, "stem": "large" if timm_weights else spec.stem}
-    built_model = _build_model("images", arguments, spec)
+    built_model = build_model("images", arguments, spec)
     if timm_weights:
         built_model.random_names = timm_resnet.load_weights(built_model.module, timm_weights)
         built_model.notes.append(_describe_start(timm_weights, built_model))
@@ -179,7 +185,7 @@ def build_text_network(job: TextJob, dataset: Dataset) -> BuiltModel:
     if spec.name == "linear":
         arguments = {"vocabulary": dataset.preprocessing["vocabulary"], "outputs": outputs, "dropout": spec.dropout}
         arguments |= {"pair_buckets": word_bag.choose_pair_buckets(sum(outputs.values()))}
-        return _build_model("linear texts", arguments, spec)
+        return build_model("linear texts", arguments, spec)
     config = families.make_bert_config(
         vocabulary=dataset.preprocessing["vocabulary"],
         pad=dataset.preprocessing["tokenizer"]["pad"],
@@ -190,7 +196,7 @@ def build_text_network(job: TextJob, dataset: Dataset) -> BuiltModel:
         dropout=spec.dropout,
     )
     arguments = {"config": config, "outputs": outputs, "pooling": spec.pooling, "dropout": spec.dropout}
-    return _build_model("texts", arguments, spec)
+    return build_model("texts", arguments, spec)
 
 
 def _build_pretrained_text_network(
@@ -206,23 +212,6 @@ def _build_pretrained_text_network(
     return BuiltModel(network, "texts", arguments, spec.freeze)
 
 
-def build_series_network(job: SeriesJob, dataset: Dataset) -> BuiltModel:
-    """Build the network for series."""
-    spec, length = job.model, dataset.preprocessing["length"]
-    assert isinstance(spec, CnnLstmSpec)
-    if spec.pool ** len(spec.cnn_channels) > length:
-        description = (
-            f"is {spec.pool}; applied {len(spec.cnn_channels)} times, it leaves nothing of a window of {length} rows"
-        )
-        raise job.spec_error(("model", "pool"), description, "a row or more", "a smaller pool or fewer convolutions")
-    arguments: dict[str, Any] = {
-        "channels": dataset.preprocessing["channels"],
-        "outputs": dataset.heads[""].outputs,
-        **spec.model_dump(mode="json", exclude={"name", *WithWeights.model_fields}),
-    }
-    return _build_model("series", arguments, spec)
-
-
 def build_table_network(job: TableJob, dataset: Dataset) -> BuiltModel:
     """Build a perceptron, an ensemble of them or a linear model for tables."""
     spec, columns = job.model, features.from_json(dataset.preprocessing)
@@ -231,7 +220,7 @@ def build_table_network(job: TableJob, dataset: Dataset) -> BuiltModel:
     arguments: dict[str, Any] = {"numbers": columns.width, "categories": columns.sizes, "outputs": outputs}
     if spec.name == "linear":
         arguments |= {"edges": columns.edges}
-        return _build_model("linear tables", arguments, spec)
+        return build_model("linear tables", arguments, spec)
     arguments |= {"hidden": list(spec.hidden), "embedding": spec.embedding, "dropout": spec.dropout}
     if any(columns.edges):
         arguments |= {"edges": columns.edges, "number_embedding": spec.number_embedding}
@@ -239,5 +228,5 @@ def build_table_network(job: TableJob, dataset: Dataset) -> BuiltModel:
         arguments |= {"skip": True}
     if spec.name == "tabm":
         arguments |= {"members": spec.members, "kind": tabm.choose_kind(dataset.heads[""])}
-        return _build_model("tabm", arguments, spec)
-    return _build_model("tables", arguments, spec)
+        return build_model("tabm", arguments, spec)
+    return build_model("tables", arguments, spec)

@@ -28,7 +28,7 @@ def make_inputs(preprocessing: dict[str, Any], samples: int, seed: int) -> Input
 def draw_images(generator: np.random.Generator, preprocessing: dict[str, Any], samples: int) -> Inputs:
     """Draw images of normal numbers."""
     side = preprocessing["image_size"]
-    return (_draw_normal(generator, samples, preprocessing["channels"], side, side),)
+    return (draw_normal(generator, samples, preprocessing["channels"], side, side),)
 
 
 def draw_texts(generator: np.random.Generator, preprocessing: dict[str, Any], samples: int) -> Inputs:
@@ -39,15 +39,10 @@ def draw_texts(generator: np.random.Generator, preprocessing: dict[str, Any], sa
     return (ids, types, mask) if preprocessing.get("token_types") else (ids, mask)
 
 
-def draw_windows(generator: np.random.Generator, preprocessing: dict[str, Any], samples: int) -> Inputs:
-    """Draw windows of normal numbers."""
-    return (_draw_normal(generator, samples, preprocessing["length"], preprocessing["channels"]),)
-
-
 def draw_rows(generator: np.random.Generator, preprocessing: dict[str, Any], samples: int) -> Inputs:
     """Draw the numbers and categories of rows."""
     columns = features.from_json(preprocessing)
-    numbers = _draw_normal(generator, samples, columns.width)
+    numbers = draw_normal(generator, samples, columns.width)
     indices = generator.integers(0, columns.sizes, (samples, len(columns.sizes)), dtype=np.int32)
     return tuple(values for values in (numbers, torch.from_numpy(indices)) if values.shape[1])
 
@@ -60,10 +55,11 @@ def draw_user_inputs(generator: np.random.Generator, preprocessing: dict[str, An
             "float32, images, texts, table, series",
             "pass real ones with --data PATH",
         )
-    return tuple(_draw_normal(generator, samples, *row["shape"]) for row in preprocessing["inputs"])
+    return tuple(draw_normal(generator, samples, *row["shape"]) for row in preprocessing["inputs"])
 
 
-def _draw_normal(generator: np.random.Generator, *shape: int) -> torch.Tensor:
+def draw_normal(generator: np.random.Generator, *shape: int) -> torch.Tensor:
+    """Draw normal numbers."""
     return torch.from_numpy(generator.standard_normal(shape, dtype=np.float32))
 
 

@@ -22,7 +22,6 @@ from drivetrain.models.networks import cnn, tabm
 from drivetrain.pretrained import convert
 from drivetrain.pretrained.earlier_run import WEIGHTS, EarlierModel
 from drivetrain.tasks import modality_of
-from drivetrain.tasks.series.job import SeriesJob
 
 Refuse = Callable[[str, str, str], SpecError]
 """Function that makes an error from a description, the possible values, and an action."""
@@ -179,16 +178,6 @@ def adapt_image_arguments(arguments: dict[str, Any], job: ImageJob, earlier: Ear
         # The image size of the earlier run decided its stem.
         arguments["stem"] = "small" if earlier_size <= cnn.MAX_SMALL_IMAGE_SIDE else "large"
     arguments["image_size"] = size
-
-
-def check_window(arguments: dict[str, Any], job: SeriesJob, earlier: EarlierModel, dataset: Dataset) -> None:
-    """Check that a window is not shorter than the pooling of the earlier network."""
-    length = dataset.preprocessing["length"]
-    min_length = earlier.arguments.get("pool", 1) ** len(earlier.arguments.get("cnn_channels", ()))
-    if length < min_length:
-        description = f"has windows of {length} rows; the pooling of {earlier.folder} leaves nothing of them"
-        key = ("data", "train" if job.data.arrays else "window")
-        earlier.refuse(description, f"{min_length} rows or more", "use longer windows, or another run", key)
 
 
 def _load_weights(

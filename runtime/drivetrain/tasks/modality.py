@@ -78,6 +78,8 @@ class Modality:
     """Draft the spec for a table with such data; None if it holds other data."""
     draft_folder: Callable[..., Any] = do_nothing
     """Draft the spec for a folder with one folder of sample files for each class."""
+    suggest: Callable[..., Any] = do_nothing
+    """Suggest this kind for a table with dates that is drafted as another; None if nothing speaks for it."""
     build_network: Lazy
     """Build the network that a job names."""
     draw_inputs: Lazy

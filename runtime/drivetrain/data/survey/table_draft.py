@@ -18,7 +18,7 @@ from drivetrain.errors import DataError
 from drivetrain.job import FORECASTING
 from drivetrain.job.draft import Draft, Entry, quote, quote_all
 from drivetrain.job.text import TextJob
-from drivetrain.tasks.series import draft as series_draft
+from drivetrain.tasks import MODALITIES
 
 CLASSIFICATION, REGRESSION, TEXTS = "tabular-classification", "tabular-regression", "text-classification"
 TRAINING_STEPS = 1200
@@ -154,10 +154,9 @@ def _note_unused(
         parts = [part for part in usual_parts if f"{name}.{part}" not in sample.columns]
         if parts:
             yield f"the dates in {name} are not used; to use them: dates: {{{quote(name)}: [{', '.join(parts)}]}}"
-    has_dates = request.task is None and any(c.refused == DATE for c in columns)
-    if has_dates and (timed := series_draft.find_timed_rows(request, sample)):
-        task = f"--task {series_draft.REGRESSION} --target COLUMN"
-        yield f"each row is a sample; to train on windows over {timed.time}: {task}"
+    if request.task is None and any(c.refused == DATE for c in columns):
+        suggestions = [modality.suggest(request, sample) for modality in MODALITIES.values()]
+        yield from filter(None, suggestions)
 
 
 def find_text_columns(request: SurveyRequest, sample: TableSample) -> list[ColumnProfile]:

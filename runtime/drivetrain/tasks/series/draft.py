@@ -72,7 +72,7 @@ class TimedRows:
         return min(int(lengths[is_validation[starts] == side].max(initial=0)) for side in (False, True))
 
 
-def draft_series(request: SurveyRequest, sample: TableSample) -> Draft | None:
+def draft(request: SurveyRequest, sample: TableSample) -> Draft | None:
     """Draft a spec for windows of a table; None if it contains no readings over time.
 
     Raises:
@@ -150,6 +150,14 @@ def find_timed_rows(request: SurveyRequest, sample: TableSample) -> TimedRows | 
                 order, _ = timestamps.read_order(sample.table, Source(sample.path, KEY), time, group, form)
                 return TimedRows(time, group, order, form)
     return None
+
+
+def suggest(request: SurveyRequest, sample: TableSample) -> str | None:
+    """Suggest windows for a table with dates that is drafted as rows; None if its times repeat."""
+    timed = find_timed_rows(request, sample)
+    if timed is None:
+        return None
+    return f"each row is a sample; to train on windows over {timed.time}: --task {REGRESSION} --target COLUMN"
 
 
 def _find_times(sample: TableSample) -> Iterator[tuple[str, str | None]]:
