@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow
 from pyarrow import concat_tables, ipc, memory_map
 
-from drivetrain.data.decoded_size import DecodedSize, check_fits
+from drivetrain.data.decoded_size import DecodedSize
 from drivetrain.data.formats import shards
-from drivetrain.data.formats.parquet_file import count_bytes, decode
+from drivetrain.data.formats.parquet_file import BATCH_ROWS, decode
 
 INDEX_MARK = b"ARROW1"
 """First bytes of a file with an index."""
@@ -52,17 +52,15 @@ def schema(path: Path) -> pyarrow.Schema:
 def _read(path: Path, key: str) -> pyarrow.Table:
     with memory_map(str(path)) as source:
         _seek_stream(source)
-        size, batches = DecodedSize(str(path), key), []
-        reader, allocated = ipc.open_stream(source), pyarrow.total_allocated_bytes()
+        size, reader = DecodedSize(str(path), key), ipc.open_stream(source)
+        tables, allocated = [decode(reader.schema.empty_table())], pyarrow.total_allocated_bytes()
         for batch in reader:
-            batches.append(batch)
-            # Uncompressed cells stay in the mapped file and take no memory.
-            before, allocated = allocated, pyarrow.total_allocated_bytes()
-            size.add(max(0, allocated - before) + EMPTY_CELL_BYTES * batch.num_rows * batch.num_columns)
-        table = pyarrow.Table.from_batches(batches, reader.schema)
-        dictionaries = [column for column in table.columns if "dictionary<" in str(column.type)]
-        check_fits(sum(count_bytes(chunk) for column in dictionaries for chunk in column.chunks), str(path), key)
-        return shards.class_names(decode(table))
+            for rows in pyarrow.Table.from_batches([batch]).to_batches(BATCH_ROWS):
+                tables.append(decode(pyarrow.Table.from_batches([rows])))
+                # Uncompressed cells stay in the mapped file and take no memory.
+                before, allocated = allocated, pyarrow.total_allocated_bytes()
+                size.add(max(0, allocated - before) + EMPTY_CELL_BYTES * rows.num_rows * rows.num_columns)
+        return shards.class_names(concat_tables(tables))
 
 
 def _seek_stream(source: pyarrow.MemoryMappedFile) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
-from pyarrow import ArrowInvalid, compute, schema, string, timestamp, types
+from pyarrow import ArrowInvalid, schema, string, types
 from pyarrow import json as reader
 
 from drivetrain.data.decoded_size import DecodedSize
@@ -24,8 +24,6 @@ EMPTY_CELL_BYTES = 4
 SHORTEST_LINE = len(b'{"a":1}')
 """Bytes of the shortest line with a key."""
 _KEY = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"\s*:')
-_ZONE = r":\d\d(\.\d+)?\s*(Z|[+-]\d\d:?(\d\d)?)$"
-"""Pattern for the end of a time with a zone."""
 _TYPE_NAMES: dict[type, str] = {bool: "true or false", str: "text", list: "a list", dict: "an object"}
 _TYPE_NAMES |= dict.fromkeys((int, float), "a number")
 """Types of cells, in words; null has none."""
@@ -52,11 +50,11 @@ class JsonlReader:
     def read(self, columns: Sequence[str], text: Sequence[str]) -> pyarrow.Table:
         """Read these columns; a key missing from a line gives an empty cell."""
         table = _read_table(self.path, self.key)
-        # Text that looks like a time would be returned in another form.
-        changed = [name for name in text if types.is_temporal(table.schema.field(name).type)]
-        if changed:
-            table = _read_table(self.path, self.key, schema([(name, string()) for name in changed]))
-        return _restore_zones(table.select(list(columns)), self.path, self.key, text)
+        # The reader drops the zone of a time, and writes times in another form: they are read as text.
+        times = [field.name for field in table.schema if types.is_temporal(field.type)]
+        if times:
+            table = _read_table(self.path, self.key, schema([(name, string()) for name in times]))
+        return table.select(list(columns))
 
     def head(self, rows: int) -> tuple[pyarrow.Table, int]:
         """Read the first rows; also returns the approximate number of all rows."""
@@ -93,23 +91,6 @@ def _check_keys(lines: Iterable[bytes], size: int, path: Path, key: str) -> None
     for number, line in enumerate(lines, 1):
         names.update(_KEY.findall(line))
         cells.add(EMPTY_CELL_BYTES * number * len(names) - cells.size)
-
-
-def _restore_zones(table: pyarrow.Table, path: Path, key: str, text: Sequence[str]) -> pyarrow.Table:
-    """Read times with a zone again, since the reader drops the zone; a column with a zone in some cells stays text."""
-    times = [field.name for field in table.schema if types.is_timestamp(field.type) and field.name not in text]
-    if not times:
-        return table
-    time_texts = _read_table(path, key, schema([(name, string()) for name in times]))
-    for name in times:
-        has_zone = compute.match_substring_regex(time_texts[name], _ZONE)
-        if not compute.any(has_zone).as_py():
-            continue
-        cells = time_texts[name]
-        if compute.all(has_zone).as_py():
-            cells = cells.cast(timestamp("us", "UTC"))
-        table = table.set_column(table.column_names.index(name), name, cells)
-    return table
 
 
 def _check_lines(path: Path, key: str) -> None:
