@@ -218,7 +218,11 @@ REFUSED: dict[str, tuple[str | bytes, list[str]]] = {
     ),
     "cyrillic": (
         "город,n\nМосква,1\n".encode("cp1251"),
-        ["its encoding is not clear: line 1 reads", "`город,n` in windows-1251", "set data.csv: {encoding: NAME}"],
+        [
+            "line 1: byte 0xE3 is not UTF-8, and its encoding is not clear: it reads `ãîðîä,n` in windows-1252",
+            "`город,n` in windows-1251",
+            "set data.csv: {encoding: NAME}",
+        ],
     ),
     "dos": ("año,n\ncamión,1\n".encode("cp850"), ["`año,n` in cp850"]),
     "japanese": ("名前,n\n東京,1\n".encode("shift-jis"), ["`名前,n` in shift-jis"]),
@@ -227,7 +231,7 @@ REFUSED: dict[str, tuple[str | bytes, list[str]]] = {
     "R with row names": ('"";"a"\n"1";2,5\n"2";3,5\n', ["column 1 of", "has no name", "row.names = FALSE"]),
     "R write.table with row names": (
         '"a" "b"\n'.replace(" ", ";") + '"1";2,5;x\n"2";3,5;y\n',
-        ["has 2 columns; rows of another length: 2"],
+        ["has 2 columns; rows of another length: 2", "set data.csv: {skip: their number}"],
     ),
     "a value below no name": (
         "a;b;\n1;2;\n" + "1;2;\n" * 60_000 + "1;2;3\n",
@@ -237,7 +241,7 @@ REFUSED: dict[str, tuple[str | bytes, list[str]]] = {
         "a,b\n50%,x\n12%,y\n0%,y\n0,y\n0.5,z\n",
         ['"a" is in percent', "row 5 (line 6) has `0.5` without"],
     ),
-    "excel": (b"PK\x03\x04 and more", ["is a spreadsheet with the name of a text file", "libreoffice --headless"]),
+    "excel": (b"PK\x03\x04 and more", ["is an Excel file, by its first bytes", "libreoffice --headless"]),
     "gzip": (b"\x1f\x8b\x08 and more", ["is compressed with gzip", "gunzip"]),
 }
 

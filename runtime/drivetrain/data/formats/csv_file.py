@@ -165,7 +165,8 @@ class CsvReader:
             raise DataError(
                 "\n    ".join([head, *wrong_rows[:MAX_LISTED_ROWS], *remainder]),
                 "as many cells in each row as in the header",
-                f"put quotes around cells that contain a {name}, and add missing {name}s",
+                f"put quotes around cells that contain a {name}, and add missing {name}s; if there are lines above the header, such "
+                f"as titles, {self.files.advice('skip', ['their number'])}",
                 key=self.key,
             )
 

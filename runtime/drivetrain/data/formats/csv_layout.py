@@ -78,7 +78,6 @@ def find(path: Path, key: str, files: CsvFiles, *, whole_file: bool = True) -> C
     # The csv module's own limit is 131,072 characters; every caller that reads rows with it starts here.
     csv.field_size_limit(MAX_CELL_CHARACTERS)
     readings, skipped, named_delimiter, is_empty = _read_sample(path, encoding, files)
-    _check_lines_above(readings, skipped, path, key, files)
     declared = files.list_settings.get("delimiter") or named_delimiter
     delimiter = declared or _find_delimiter(path, key, files, readings)
     csv_dialect.note_form(path, SIGNS[delimiter], encoding, skipped)
@@ -139,40 +138,6 @@ def _count_blank_columns(names: list[str], rows: Rows) -> int:
     return longer if has_surplus else 0
 
 
-def _check_lines_above(readings: Readings, skipped: int, path: Path, key: str, files: CsvFiles) -> None:
-    """Refuse a file whose header comes after lines of another form, such as titles or comments."""
-    declared = files.list_settings.get("delimiter")
-    tried = [reading for name, reading in readings.items() if declared in (None, name)]
-    if not tried or any(len({len(row) for row in rows}) == 1 and len(rows[0]) > 1 for rows, _ in tried):
-        return
-    # The header is the first row that is as long as most rows.
-    rows, ends = max(tried, key=lambda reading: _width(reading[0]))
-    width = _width(rows)
-    above = next(line_number for line_number, row in enumerate(rows) if len(row) == width)
-    names, below = rows[above], rows[above + 1 :]
-    starts_shorter = 0 < above < len(rows) and len(_trim(rows[0])) < width
-    if not starts_shorter or len(below) < MIN_ROWS or any(len(row) != width for row in below):
-        return
-    # A row that looks like cells is no header, so the lines above it are rows, too.
-    columns = zip(names, zip(*below, strict=True), strict=True)
-    if len(set(names)) < width or any(
-        not name.strip() or is_plain_number(name) or name in cells for name, cells in columns
-    ):
-        return
-    raise DataError(
-        f"{path} has lines above its header, such as `{printable(', '.join(rows[0]), 60)}`; "
-        f"the header seems to be `{printable(', '.join(names), 60)}`",
-        f"a header in the first line, or the number of lines above it in {files.key('skip')}",
-        files.advice("skip", [str(skipped + ends[above] - 1 - sum(name.count("\n") for name in names))]),
-        key=key,
-    )
-
-
-def _width(rows: Rows) -> int:
-    """Return the most frequent number of cells in a row."""
-    return Counter(map(len, rows)).most_common(1)[0][0]
-
-
 def _parse_rows(text: str, sign: str, complete: bool) -> tuple[Rows, list[int]] | None:
     """Return the rows that are not empty, and the number of lines up to the end of each; None if parsing fails."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=sign)
@@ -192,8 +157,14 @@ def _find_delimiter(path: Path, key: str, files: CsvFiles, readings: Readings) -
     """Find the separator that gives most rows as many cells as the header; the usual one for a single column."""
     usual_delimiter = find_usual_delimiter(path)
     candidates = {name: rows for name, (rows, _) in readings.items() if len(_trim(rows[0])) > 1}
-    if len(candidates) < 2:
-        return next(iter(candidates), usual_delimiter)
+    if not candidates:
+        # All rows below a title may have more cells than it has, which the parser reports.
+        longer = (
+            name for name, (rows, _) in readings.items() if len(rows) > MIN_ROWS and _are_longer(rows[-MIN_ROWS:])
+        )
+        return next(longer, usual_delimiter)
+    if len(candidates) == 1:
+        return next(iter(candidates))
     if usual_delimiter == "tab" in candidates:
         return usual_delimiter
     fitting = {name: sum(_fits(row, rows[0]) for row in rows) / len(rows) for name, rows in candidates.items()}
@@ -212,6 +183,11 @@ def _find_delimiter(path: Path, key: str, files: CsvFiles, readings: Readings) -
             key=key,
         )
     return best[0]
+
+
+def _are_longer(rows: Rows) -> bool:
+    """Return whether rows have the same number of cells, two or more."""
+    return len(rows[0]) > 1 and all(len(row) == len(rows[0]) for row in rows)
 
 
 def _trim(names: list[str]) -> list[str]:

@@ -1,12 +1,13 @@
 """Finds the tables in a folder and their splits, by names such as train.csv; also shards and folders of save_to_disk.
 
 A split is named by its first file. Only names and the small JSON files of the datasets library are read.
-Spreadsheets and compressed files are refused with the command that converts them to a CSV.
+Files in other formats are refused with the command that converts them to a table.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -25,39 +26,51 @@ WORDS = {"train": image_paths.TRAIN, "validation": image_paths.VALIDATION, "test
 SCRIPT = ".py"
 """Suffix of files of code, which older datasets contain."""
 POSSIBLE = "a CSV or TSV with a header, a JSONL with one object in each line, a Parquet or an Arrow file"
-SPREADSHEETS = {
-    **dict.fromkeys((".xlsx", ".xlsm", ".xlsb", ".xls"), "an Excel file"),
-    ".ods": "an OpenDocument spreadsheet",
-}
-_COMPRESSED = {
-    b"\x1f\x8b": ("gzip", "gz", "gunzip -k"),
-    b"BZh": ("bzip2", "bz2", "bunzip2 -k"),
-    b"\xfd7zXZ": ("xz", "xz", "unxz -k"),
-}
-"""Name, suffix and unpacking command of compressed files, by their first bytes."""
-_TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
-_TO_PARQUET = "import pyarrow.{0} as old, pyarrow.parquet as new; new.write_table(old.read_table(REPR), NEW)"
-_FIRST_TABLE = (
-    "select * from [' + db.execute('select name from sqlite_master where type=\\'table\\'').fetchone()[0] + ']"
-)
-_FROM_SQLITE = (
-    f"import csv, sqlite3; db = sqlite3.connect(REPR); rows = db.execute('{_FIRST_TABLE}'); "
-    "table = csv.writer(open(NEW, 'x', newline='', encoding='utf-8')); table.writerow(d[0] for d in rows.description); "
-    "table.writerows(rows)"
-)
-_CONVERTED = {
-    ".json": ("JSON of any layout", ".jsonl", ["jq", "-c", "arrays[] // .", "OLD"]),
-    ".feather": ("a Feather file", ".parquet", ["python3", "-c", _TO_PARQUET.format("feather")]),
-    ".orc": ("an ORC file", ".parquet", ["python3", "-c", _TO_PARQUET.format("orc")]),
-    **dict.fromkeys(
-        (".db", ".sqlite", ".sqlite3"),
-        ("an SQLite database, of which this writes the first table", ".csv", ["python3", "-c", _FROM_SQLITE]),
-    ),
-}
-"""Description, suffix of the converted table, and converting program of other files, by their suffix."""
-_READABLE = "a CSV, TSV, JSONL or Parquet file"
-_OFFICE_OPTIONS = '--convert-to "csv:Text - txt - csv (StarCalc):44,34,76"'
+_CSV_OF_OFFICE = '--convert-to "csv:Text - txt - csv (StarCalc):44,34,76"'
 """Options for commas, quotes and UTF-8; without them the machine's language decides."""
+_CSV_OF_SHEET = (
+    f"libreoffice --headless {_CSV_OF_OFFICE} --outdir FOLDER OLD; "
+    "with pandas: python3 -c 'import sys, pandas; pandas.read_excel(sys.argv[1]).to_csv(sys.argv[2], index=False)' OLD NEW"
+)
+_CSV_OF_PANDAS = (
+    "python3 -c 'import sys, pandas; pandas.read_KIND(sys.argv[1]).to_csv(sys.argv[2], index=False)' OLD NEW"
+)
+_PARQUET_OF_ARROW = (
+    "python3 -c 'import sys, pyarrow.KIND as old, pyarrow.parquet as new; "
+    "new.write_table(old.read_table(sys.argv[1]), sys.argv[2])' OLD NEW"
+)
+_CSV_OF_SQLITE = (
+    "python3 -c 'import csv, sqlite3, sys; db = sqlite3.connect(sys.argv[1]); "
+    """name = db.execute("select name from sqlite_master where type=\\"table\\"").fetchone()[0]; """
+    """rows = db.execute(f"select * from [{name}]"); """
+    """table = csv.writer(open(sys.argv[2], "x", newline="", encoding="utf-8")); """
+    "table.writerow(d[0] for d in rows.description); table.writerows(rows)' OLD NEW"
+)
+_CONVERSIONS = {
+    (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"): ("an archive", "", "python3 -m tarfile -e OLD FOLDER"),
+    (".zip",): ("an archive", "", "python3 -m zipfile -e OLD FOLDER"),
+    (".gz",): ("compressed with gzip", "", "gunzip -k OLD"),
+    (".bz2",): ("compressed with bzip2", "", "bunzip2 -k OLD"),
+    (".xz",): ("compressed with xz", "", "unxz -k OLD"),
+    (".xlsx", ".xlsm", ".xlsb", ".xls"): ("an Excel file", ".csv", _CSV_OF_SHEET),
+    (".ods",): ("an OpenDocument spreadsheet", ".csv", _CSV_OF_SHEET),
+    (".dta",): ("a Stata file", ".csv", _CSV_OF_PANDAS.replace("KIND", "stata")),
+    (".sav",): ("an SPSS file", ".csv", _CSV_OF_PANDAS.replace("KIND", "spss")),
+    (".sas7bdat", ".xpt"): ("a SAS file", ".csv", _CSV_OF_PANDAS.replace("KIND", "sas")),
+    (".json",): ("JSON of any layout", ".jsonl", "jq -c 'arrays[] // .' OLD > NEW"),
+    (".feather",): ("a Feather file", ".parquet", _PARQUET_OF_ARROW.replace("KIND", "feather")),
+    (".orc",): ("an ORC file", ".parquet", _PARQUET_OF_ARROW.replace("KIND", "orc")),
+    (".db", ".sqlite", ".sqlite3"): ("an SQLite database; this writes its first table", ".csv", _CSV_OF_SQLITE),
+}
+"""Kind, suffix of the converted table, and converting command of files in another format, by the end of their names."""
+_FIRST_BYTES = {
+    b"PK\x03\x04": ".xlsx",
+    b"\xd0\xcf\x11\xe0": ".xls",
+    b"\x1f\x8b": ".gz",
+    b"BZh": ".bz2",
+    b"\xfd7zXZ": ".xz",
+}
+"""Suffix of files with these first bytes, which may be called .csv."""
 
 
 def find_splits(folder: Path, key: str) -> dict[str, str]:
@@ -206,49 +219,26 @@ def check_is_table(path: Path, key: str) -> None:
     Raises:
         DataError: if it must be converted, with the command; names `key`.
     """
-    start = b""
-    if path.is_file():
+    named = path
+    # Readers of other formats check the first bytes themselves.
+    if path.suffix.lower() in (".csv", ".tsv") and path.is_file():
         with path.open("rb") as file:
             start = file.read(8)
-    suffix, quoted = path.suffix.lower(), shlex.quote(str(path))
-    kind = SPREADSHEETS.get(suffix)
-    # A CSV file may be a renamed file of another format; readers of other formats check the first bytes themselves.
-    if suffix in (".csv", ".tsv"):
-        if start.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
-            kind = "a spreadsheet with the name of a text file"
-        for mark, (name, ending, command) in _COMPRESSED.items():
-            if start.startswith(mark):
-                packed = shlex.quote(f"{path}.{ending}")
-                action = f"unpack it: mv {quoted} {packed} && {command} {packed}"
-                raise DataError(f"{path} is compressed with {name}", _READABLE, action, key=key)
-    if kind:
-        folder = shlex.quote(str(path.parent))
-        code = f"import pandas; pandas.read_excel({str(path)!r}).to_csv({str(path.with_suffix('.csv'))!r}, index=False)"
+        named = path.with_name(path.name + next((s for mark, s in _FIRST_BYTES.items() if start.startswith(mark)), ""))
+    for endings, (kind, new_suffix, command) in _CONVERSIONS.items():
+        if not named.name.lower().endswith(endings):
+            continue
+        renaming = "" if named == path else f"mv {shlex.quote(str(path))} {shlex.quote(str(named))} && "
+        is_table = Path(path.stem).suffix.lower() in SUFFIXES or bool(new_suffix)
+        folder = path.parent if is_table else path.with_name(path.name.split(".")[0])
+        paths = {"OLD": named, "NEW": named.with_suffix(new_suffix), "FOLDER": folder}
+        command = re.sub("OLD|NEW|FOLDER", lambda match: shlex.quote(str(paths[match[0]])), command)  # noqa: B023
         raise DataError(
-            f"{path} is {kind}",
-            _READABLE,
-            f"save its sheet as CSV, or: libreoffice --headless {_OFFICE_OPTIONS} --outdir {folder} {quoted}; "
-            f"with pandas: {shlex.join(['python3', '-c', code])}",
+            f"{path} is {kind}{', by its first bytes' if renaming else ''}",
+            "a CSV, TSV, JSONL or Parquet file; or a folder of images",
+            f"convert it: {renaming}{command}",
             key=key,
         )
-    if suffix in _CONVERTED:
-        kind, new_suffix, program = _CONVERTED[suffix]
-        new = str(path.with_suffix(new_suffix))
-        arguments = [part.replace("OLD", str(path)) for part in program]
-        if program[0] == "python3":
-            arguments = [part.replace("REPR", repr(str(path))).replace("NEW", repr(new)) for part in program]
-        command = f"{shlex.join(arguments)} > {shlex.quote(new)}" if program[0] == "jq" else shlex.join(arguments)
-        where = ", where pyarrow is installed" if new_suffix == ".parquet" else ""
-        raise DataError(f"{path} is {kind}", _READABLE, f"convert it{where}: {command}", key=key)
-    if suffix == ".zip" or path.name.lower().endswith(_TAR_ENDINGS):
-        is_table = Path(path.stem).suffix.lower() in SUFFIXES
-        folder = shlex.quote(str(path.parent if is_table else path.with_name(path.name.split(".")[0])))
-        module = "zipfile" if suffix == ".zip" else "tarfile"
-        action = f"unpack it: python3 -m {module} -e {quoted} {folder}"
-        raise DataError(f"{path} is an archive", f"{_READABLE}; or a folder of images", action, key=key)
-    for name, ending, command in _COMPRESSED.values():
-        if suffix == f".{ending}":
-            raise DataError(f"{path} is compressed with {name}", _READABLE, f"unpack it: {command} {quoted}", key=key)
 
 
 def check_date_columns(date_columns: Iterable[str], columns: Collection[str], path: Path, label: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import math
 import shlex
 from collections.abc import Iterator
 from contextlib import suppress
@@ -76,15 +75,15 @@ def check(path: Path, key: str) -> None:
     """Check that a text file is UTF-8.
 
     Raises:
-        DataError: with the first line that is not UTF-8, its text in the likely encoding, and the converting command.
+        DataError: with the first line that is not UTF-8, as it reads in other encodings.
     """
     try:
-        bad, accented = _find_bad_lines(path, None, math.inf)
+        bad, is_mixed = _find_bad_lines(path, None)
     except OSError:
         # The caller reports why the file cannot be opened.
         return
     if bad:
-        raise _not_utf8_error(path, key, bad, accented)
+        raise _unclear_error(path, key, bad[0], is_mixed=is_mixed)
 
 
 def _read_start(path: Path, key: str) -> bytes:
@@ -122,37 +121,49 @@ def _iterate_non_ascii_lines(path: Path, max_bytes: int | None) -> Iterator[tupl
                 yield number, line
 
 
-def _find_bad_lines(path: Path, max_bytes: int | None, most: float) -> tuple[list[tuple[int, bytes]], int]:
-    """Find up to `most` lines that are not UTF-8, with their numbers, and count the other lines beyond ASCII."""
+def _find_bad_lines(path: Path, max_bytes: int | None) -> tuple[list[tuple[int, bytes]], bool]:
+    """Find the first lines that are not UTF-8, with their numbers; also returns whether others beyond ASCII are."""
     bad: list[tuple[int, bytes]] = []
-    accented = 0
+    is_mixed = False
     for number, line in _iterate_non_ascii_lines(path, max_bytes):
         if _find_first_bad_byte(line) is None:
-            accented += 1
-        elif len(bad) < most:
+            is_mixed = True
+        elif len(bad) < MAX_GUESS_LINES:
             bad.append((number, line))
-    return bad, accented
+    return bad, is_mixed
 
 
 def _guess_encoding(path: Path, key: str, files: CsvFiles, max_bytes: int | None) -> str:
     """Guess windows-1252, which has all characters of Latin-1, if the text reads well in it."""
-    bad, accented = _find_bad_lines(path, max_bytes, MAX_GUESS_LINES)
-    if accented:
-        raise _not_utf8_error(path, key, bad, accented)
-    if files.usual and not files.usual.encoding.startswith("utf-"):
+    bad, is_mixed = _find_bad_lines(path, max_bytes)
+    if not is_mixed and files.usual and not files.usual.encoding.startswith("utf-"):
         return files.usual.encoding
+    if is_mixed or not _is_western(b"".join(line for _, line in bad)):
+        raise _unclear_error(path, key, bad[0], files, is_mixed=is_mixed)
     number, line = bad[0]
-    if _is_western(b"".join(line for _, line in bad)):
-        note = f"{path.name}: not UTF-8, so read as windows-1252: line {number} is `{_extract(line, 'windows-1252')}`"
-        files.notes.append(f"{note}; if it reads wrong, {files.advice('encoding', ['windows-1250', 'windows-1254'])}")
-        return "windows-1252"
+    note = f"{path.name}: not UTF-8, so read as windows-1252: line {number} is `{_extract(line, 'windows-1252')}`"
+    files.notes.append(f"{note}; if it reads wrong, {files.advice('encoding', ['windows-1250', 'windows-1254'])}")
+    return "windows-1252"
+
+
+def _unclear_error(
+    path: Path, key: str, bad: tuple[int, bytes], files: CsvFiles | None = None, *, is_mixed: bool
+) -> DataError:
+    """Return the error for a line that is not UTF-8; `files` of a kind of file whose encoding can be declared."""
+    number, line = bad
     names_by_text: dict[str, str] = {}
     for name in _POSSIBLE_ENCODINGS:
         with suppress(UnicodeDecodeError):
             names_by_text.setdefault(_extract(line, name), name)
     examples = ", ".join(f"`{text}` in {name}" for text, name in names_by_text.items())
-    raise DataError(
-        f"{path} is not UTF-8, and its encoding is not clear: line {number} reads {examples}",
+    description = f"{path} line {number}: byte 0x{_find_first_bad_byte(line):02X} is not UTF-8, and its encoding is not clear: it reads {examples}"
+    if is_mixed:
+        description += "; the encodings are mixed, as other lines are UTF-8"
+        return DataError(description, "one encoding throughout", "export the file again, all of it in UTF-8", key=key)
+    if files is None:
+        return _conversion_error(description, path, "NAME", key)
+    return DataError(
+        description,
         f"a file in UTF-8, or its encoding in {files.key('encoding')}",
         f"{files.advice('encoding', ['NAME'])}, with the name in which the line reads right",
         key=key,
@@ -188,23 +199,6 @@ def _is_western(content: bytes) -> bool:
         else:
             unlikely += before.isalpha() and after.isalpha() and sign not in _IN_WORDS
     return pairs * 2 <= letters and unlikely * 10 <= total and _CURRENCY not in text
-
-
-def _not_utf8_error(path: Path, key: str, bad: list[tuple[int, bytes]], accented: int) -> DataError:
-    """Return the error for the `bad` lines; `accented` counts the lines that are valid UTF-8 beyond ASCII."""
-    number, line = bad[0]
-    # Windows-1252, unlike Latin-1, has characters from 0x80 to 0x9F.
-    name = "WINDOWS-1252" if any(0x80 <= code <= 0x9F for _, other in bad for code in other) else "LATIN1"
-    text = printable(line.decode(name, "replace").strip())
-    description = (
-        f"{path} line {number}: byte 0x{_find_first_bad_byte(line):02X} is not UTF-8; in {name} the line reads `{text}`"
-    )
-    if accented:
-        mixed = f"the encodings are mixed: lines in {name}: {len(bad):,}, lines in UTF-8: {accented:,}"
-        return DataError(
-            f"{description}; {mixed}", "one encoding throughout", "export the file again, all of it in UTF-8", key=key
-        )
-    return _conversion_error(description, path, name, key)
 
 
 def _conversion_error(description: str, path: Path, name: str, key: str) -> DataError:
