@@ -92,6 +92,13 @@ def test_other_encodings_of_text(tmp_path: Path, kind: str) -> None:
     assert table_file.read(tmp_path / "a.arrow", "k")["a"].to_pylist() == ["a", "a", "b", None]
 
 
+def test_dictionaries_in_a_struct_differ_between_row_groups(tmp_path: Path) -> None:
+    parts = [pyarrow.array([*letters] * 500).dictionary_encode() for letters in ("ab", "xb")]
+    structs = pyarrow.chunked_array([pyarrow.StructArray.from_arrays([part], ["field"]) for part in parts])
+    parquet.write_table(pyarrow.table({"a": structs}), tmp_path / "a.parquet", row_group_size=1000)
+    assert table_file.read(tmp_path / "a.parquet", "k")["a"].to_pylist() == structs.to_pylist()
+
+
 def test_shards_of_a_table_may_lack_the_values_of_a_column(tmp_path: Path) -> None:
     for number, cells in enumerate((pyarrow.nulls(2), pyarrow.array(["a", "b"], pyarrow.large_string()))):
         parquet.write_table(pyarrow.table({"a": cells}), tmp_path / f"t-0000{number}-of-00002.parquet")
