@@ -1,15 +1,14 @@
 """The machine that quick tests see: recorded facts, the same on every host. A test of the host itself has the marker `host`.
 
-DRIVETRAIN_TESTS_MACHINE names another file of tests/machines; DRIVETRAIN_TESTS_FACTS a file that gets the names of the
-tests that asked for facts, which `.ci/run` runs once more on another machine.
+DRIVETRAIN_TESTS_MACHINE names another file of tests/machines for all of them.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,12 +20,9 @@ from tests.paths import MACHINES
 if TYPE_CHECKING:
     from drivetrain.hardware import facts
 
-MACHINE, ASKED = "DRIVETRAIN_TESTS_MACHINE", "DRIVETRAIN_TESTS_FACTS"
-DEFAULT = "codespace-2core-cgroup2"
-"""A machine with AVX2 alone, as most have."""
-CASES = 1
-"""Cases of a test function that are run once more: all of them would take minutes."""
-noted: dict[str, set[str]] = collections.defaultdict(set)
+MACHINE = "DRIVETRAIN_TESTS_MACHINE"
+MACHINE_NAMES = ("codespace-2core-cgroup2", "vm-2core-cgroup1")
+"""A machine with AVX2 alone, as most have, and one with AMX, which computes in bf16."""
 
 
 def sees_host(item: pytest.Item) -> bool:
@@ -34,14 +30,15 @@ def sees_host(item: pytest.Item) -> bool:
     return any(map(item.get_closest_marker, ("host", "slow", "nightly")))
 
 
-def _note(item: pytest.Item) -> None:
-    """Note that a test asked for facts, for some cases of each test function."""
-    name = item.nodeid.partition("[")[0]
-    if (path := os.environ.get(ASKED)) and item.nodeid not in noted[name] and len(noted[name]) < CASES:
-        noted[name].add(item.nodeid)
-        with open(path, "a", encoding="utf-8") as file:
-            group = item.get_closest_marker("xdist_group")  # xdist adds it to the name
-            file.write(item.nodeid.removesuffix(f"@{group.args[0]}" if group else "") + "\n")
+def _choose_machine(item: pytest.Item) -> str:
+    """Name the machine of a test, always the same one: the second for the first case of every other test function."""
+    marker = item.get_closest_marker("machine")
+    if marker is not None:
+        return str(marker.args[0])
+    case = getattr(item, "callspec", None)
+    is_first = case is None or not any(case.indices.values())
+    function = item.nodeid.partition("[")[0].partition("@")[0]  # xdist adds the name of its group
+    return os.environ.get(MACHINE, MACHINE_NAMES[is_first and zlib.crc32(function.encode()) % 2])
 
 
 @functools.cache
@@ -56,18 +53,13 @@ def replace_host(item: pytest.Item) -> Iterator[None]:
     """Replace what detection reads below the root of the file system; other roots are read as they are."""
     from drivetrain.hardware import detect
 
-    marker = item.get_closest_marker("machine")
-    recorded = read_machine(marker.args[0] if marker else os.environ.get(MACHINE, DEFAULT))
+    recorded = read_machine(_choose_machine(item))
 
     def replace(name: str, value: object) -> None:
         read: Callable[..., object] = getattr(detect, name)
 
         def read_recorded(root: Path, *arguments: Any) -> object:
-            if root != Path("/"):
-                return read(root, *arguments)
-            if name == "read_cpu":
-                _note(item)
-            return value
+            return value if root == Path("/") else read(root, *arguments)
 
         patch.setattr(detect, name, read_recorded)
 

@@ -3,48 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests import tiers
 from tests.conftest import pytest_make_parametrize_id
-from tests.messages import says, says_only
 from tests.paths import ROOT, TESTS
-
-UNSTABLE = {
-    "time of day": "import time\nVALUES = [str(time.time_ns())]",
-    "order of a set": "VALUES = list({chr(97 + n) * 3 for n in range(20)})",
-    "random number": "import random\nVALUES = [random.random()]",
-}
-
-
-def collect_twice(folder: Path, values: str) -> subprocess.CompletedProcess[str]:
-    path = folder / "test_names.py"
-    path.write_text(f"import pytest\n{values}\n@pytest.mark.parametrize('value', VALUES)\ndef test_name(value): pass\n")
-    return subprocess.run([".ci/collect-twice", path], cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-@pytest.mark.parametrize("case", UNSTABLE)
-def test_names_that_differ_between_two_collections_are_shown(tmp_path: Path, case: str) -> None:
-    result = collect_twice(tmp_path, UNSTABLE[case])
-    assert result.returncode == 1, result.stderr
-    assert says(result.stderr, "collections-tests-differ")
-    assert "test_names.py::test_name[" in result.stdout
-
-
-def test_equal_names_are_counted(tmp_path: Path) -> None:
-    result = collect_twice(tmp_path, "VALUES = list(range(20))")
-    assert result.returncode == 0, result.stderr
-    assert says_only(result.stdout, "collect-twice-tests-same", 20)
-
-
-def test_tests_that_cannot_be_collected_are_not_equal(tmp_path: Path) -> None:
-    result = collect_twice(tmp_path, "import no_such_module")
-    assert result.returncode == 1
-    assert "cannot be collected" in result.stderr
-    assert "no_such_module" in result.stdout
 
 
 @pytest.mark.parametrize(

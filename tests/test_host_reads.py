@@ -10,7 +10,7 @@ import pytest
 
 from drivetrain.hardware.detect import detect
 from drivetrain.hardware.facts import read_hardware
-from tests import recorded_machine, tiers
+from tests import tiers
 from tests.paths import MACHINES, TESTS
 
 READS = {
@@ -93,8 +93,7 @@ def test_a_read_is_found(code: str) -> None:
 
 
 @pytest.mark.machine("graviton4")
-def test_detection_gives_the_recorded_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(recorded_machine.ASKED, raising=False)
+def test_detection_gives_the_recorded_machine() -> None:
     recorded, detected = read_hardware(MACHINES / "graviton4.json"), detect(TESTS)
     assert (detected.cpu, detected.memory, detected.gpus, detected.place) == (
         recorded.cpu,

@@ -20,10 +20,7 @@ from tests.paths import ROOT
 
 LINUX = {"engine", "start-engine", "base-image", "cgroup2-host"}
 """They install Debian's packages, start an engine or build a Debian system, which is never done on a Mac."""
-SCRIPTS = [
-    *sorted(path for path in (ROOT / "scripts").iterdir() if path.is_file() and path.name not in LINUX),
-    ROOT / ".ci" / "collect-twice",
-]
+SCRIPTS = sorted(path for path in (ROOT / "scripts").iterdir() if path.is_file() and path.name not in LINUX)
 BREAKS = {
     r"\b(mapfile|readarray)\b": "bash 4: while read",
     r"\b(declare|local|typeset) -\w*[Ang]": "bash 4: associative arrays, name references",
