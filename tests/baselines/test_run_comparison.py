@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -37,13 +38,17 @@ optimize: {cpu_threads: 1}
 """
 
 
+def write_job(folder: Path) -> Path:
+    write_images(folder / "images.npz")
+    path = folder / "tiny.yaml"
+    path.write_text(TEXT)
+    return path
+
+
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(baseline_results.SWITCH, "on")
-    write_images(tmp_path / "images.npz")
-    path = tmp_path / "tiny.yaml"
-    path.write_text(TEXT)
-    return path
+    return write_job(tmp_path)
 
 
 def test_they_stand_beside_the_network_and_change_no_bit_of_it(job: Path) -> None:
@@ -69,13 +74,19 @@ def test_they_stand_beside_the_network_and_change_no_bit_of_it(job: Path) -> Non
     assert have_same_weights(run, other)
 
 
+@pytest.fixture(scope="module")
+def trained_job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The job of a run without simple models."""
+    path = write_job(tmp_path_factory.mktemp("trained"))
+    assert train(path, "--set", "baselines=off").returncode == 0
+    return path
+
+
 @pytest.fixture
-def trained(job: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def trained(job: Path, trained_job: Path) -> Run:
     """A run that has just ended in this process, without simple models."""
-    monkeypatch.setenv(baseline_results.SWITCH, "off")
-    assert train(job).returncode == 0
-    monkeypatch.setenv(baseline_results.SWITCH, "on")
     folder = job.parent / "runs" / "tiny-001"
+    shutil.copytree(trained_job.parent / "runs" / "tiny-001", folder)
     return assembly.assemble_run(folder, load_job.load(job), Signals(), PhaseTimer(), is_measured=True)
 
 
@@ -119,7 +130,12 @@ def test_what_fails_is_told_and_what_is_known_counts(
 
 
 @pytest.mark.parametrize(
-    ("action", "cause"), [("term", "stopped by SIGTERM"), ("twice", "stopped by SIGTERM"), ("kill", "137")]
+    ("action", "cause"),
+    [
+        ("term", "stopped by SIGTERM"),
+        pytest.param("twice", "stopped by SIGTERM", marks=pytest.mark.nightly),
+        ("kill", "137"),
+    ],
 )
 def test_a_stop_or_death_ends_them_and_the_run_is_complete(job: Path, action: str, cause: str) -> None:
     words = [sys.executable, "-m", "tests.faults.driver", *command(job)[3:]]

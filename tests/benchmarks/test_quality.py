@@ -20,7 +20,7 @@ def test_there_are_twelve_of_four_kinds() -> None:
     assert len(BY_NAME) == 12
 
 
-@pytest.mark.parametrize("name", ["cancer", "digits"])
+@pytest.mark.parametrize("name", ["cancer", pytest.param("digits", marks=pytest.mark.nightly)])
 def test_a_trial_measures_every_row_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quality, "fetch_packages", lambda folder: None)
     monkeypatch.delenv("DRIVETRAIN_BASELINES", raising=False)

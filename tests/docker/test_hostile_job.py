@@ -61,7 +61,11 @@ def plant_repository_after_commit(work: Path, outside: Outside) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["report"], ["watch"], ["compare"], ["evaluate"], ["predict"], ["export"]],
+    [
+        ["report"],
+        ["evaluate"],
+        *(pytest.param([name], marks=pytest.mark.nightly) for name in ("watch", "compare", "predict", "export")),
+    ],
     ids=lambda w: w[0],
 )
 def test_a_run_folder_full_of_links_in_the_image(container: Run, tmp_path: Path, arguments: list[str]) -> None:

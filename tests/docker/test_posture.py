@@ -156,11 +156,17 @@ assert os.listdir("/sys/class/net") == ["lo"]
 """
 
 
+ALIKE = ("bench lr", "bench memory", "bench models", "compare", "export", "fetch")
+"""At night: they get the mounts of one of the others."""
+
+
 def test_every_command_is_looked_at() -> None:
     assert set(COMMANDS) == set(run_in_image.COMMANDS)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command", [pytest.param(name, marks=pytest.mark.nightly) if name in ALIKE else name for name in COMMANDS]
+)
 def test_code_in_a_command_cannot_change_the_project(
     cpu_image: str, command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from drivetrain.cli import main
 from tests.faults import small_job
 from tests.messages import says
 from tests.paths import ROOT
@@ -103,16 +104,12 @@ def test_the_documented_tracker_is_one_file(tmp_path: Path, receiver: tuple[str,
         ("{server: mlflow, address: 'http://me:word@127.0.0.1:1'}", "track.address"),
     ],
 )
-def test_keys_that_name_no_server_or_two(tmp_path: Path, text: str, message: str) -> None:
+def test_keys_that_name_no_server_or_two(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
     job = small_job.write_job(tmp_path)
     job.write_text(job.read_text() + f"track: {text}\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "drivetrain", "validate", str(job)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "word@" not in done.stderr
+    assert main.main(["validate", str(job)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "word@" not in error

@@ -150,18 +150,20 @@ def folder(finished_folder: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 def cases() -> Iterator[object]:
-    """All of them at night; on every change each damage of the files that commands need, and one of the others."""
+    """All of them at night; on every change two damages of the files that commands need, and one of all others at once."""
     for name, needing in NEEDED.items():
         for kind in DAMAGES:
-            usual = kind in ("cut", "values of another type") if needing else kind == "values of another type"
-            yield pytest.param(name, kind, id=f"{name}-{kind}", marks=[] if usual else [pytest.mark.nightly])
+            usual = needing and kind in ("cut", "values of another type")
+            yield pytest.param([name], kind, id=f"{name}-{kind}", marks=[] if usual else [pytest.mark.nightly])
+    yield pytest.param([name for name, needing in NEEDED.items() if not needing], "values of another type", id="others")
 
 
-@pytest.mark.parametrize(("name", "kind"), [*cases()])
+@pytest.mark.parametrize(("names", "kind"), [*cases()])
 def test_all_commands_judge_a_damaged_file_alike(
-    folder: Path, name: str, kind: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    folder: Path, names: list[str], kind: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    damage(folder / RUN / name, kind)
+    for name in names:
+        damage(folder / RUN / name, kind)
     problems = set()
     for command in COMMANDS:
         if command == "resume" and (folder / RUN / "state.json").is_file() and name != "state.json":

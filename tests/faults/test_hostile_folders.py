@@ -44,7 +44,6 @@ JOB_COMMANDS = {
     "bench memory": ["bench", "memory", "job.yaml"],
     "bench lr": ["bench", "lr", "job.yaml"],
     "bench models": ["bench", "models", "job.yaml"],
-    "train": ["train", "job.yaml"],
     "repeat": ["repeat", "job.yaml", "--seeds", "2"],
     "sweep": ["sweep", "job.yaml", "--set", "sweep={trials: 1, space: {train.optimizer.lr: [0.01, 0.02]}}"],
     "bench speed": ["bench", "speed", "job.yaml"],
@@ -58,7 +57,7 @@ RUN_COMMANDS = {
     "explain": ["evaluate", "runs/hostile-001", "--explain"],
     "predict": ["predict", "runs/hostile-001", "photos"],
     "export": ["export", "runs/hostile-001", "--output", "model.onnx"],
-    "stored": ["train", "runs/hostile-001/job.yaml"],
+    "stored": ["plan", "runs/hostile-001/job.yaml"],
     "extend": ["train", "job.yaml", "--extend", "runs/hostile-001", "--set", "train.epochs=2"],
     "train": ["train", "job.yaml"],
     "repeat": ["repeat", "job.yaml", "--seeds", "2"],
@@ -73,19 +72,6 @@ def outside(tmp_path: Path) -> Iterator[Outside]:
     outside_folder.check()
 
 
-@pytest.fixture(scope="module")
-def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the hostile job, and its run."""
-    folder = tmp_path_factory.mktemp("trained")
-    outside_folder = Outside(folder / "outside")
-    (folder / "work").mkdir()
-    write_job(folder / "work", outside_folder)
-    done = watch_command(["train", "job.yaml"], folder / "work", folder)
-    assert done.code == 0, done.output
-    outside_folder.check()
-    return folder / "work"
-
-
 def check_actions(done: CommandOutcome, outside: Outside) -> None:
     """The processes of a command did nothing but their work."""
     assert is_plain(done.output), done.output
@@ -94,6 +80,20 @@ def check_actions(done: CommandOutcome, outside: Outside) -> None:
     programs = {Path(line.strip("'\"")).name for line in done.of_kind("program")}
     assert {name for name in programs if not name.startswith(OURS)} == set()
     assert [line for line in done.of_kind("connect") if line.startswith("(")] == []
+
+
+@pytest.fixture(scope="module")
+def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the hostile job, and its run, which did no harm."""
+    folder = tmp_path_factory.mktemp("trained")
+    outside_folder = Outside(folder / "outside")
+    (folder / "work").mkdir()
+    write_job(folder / "work", outside_folder)
+    done = watch_command(["train", "job.yaml"], folder / "work", folder)
+    assert done.code == 0, done.output
+    check_actions(done, outside_folder)
+    outside_folder.check()
+    return folder / "work"
 
 
 def test_every_command_meets_a_hostile_folder() -> None:

@@ -58,10 +58,6 @@ def job(tmp_path: Path) -> Path:
     return small_job.write_job(tmp_path, epochs="4")
 
 
-def test_ignored_signals_have_no_effect(job: Path) -> None:
-    check(job, start(job, fault=f"{LOST}:SIGHUP@both+SIGINT@both", stdout=subprocess.DEVNULL))
-
-
 def test_a_closed_pipe(job: Path) -> None:
     """As after `| head`; with two processes."""
     process = start(job, "--set", "limits.processes=2", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -97,7 +93,7 @@ def test_closed_streams(job: Path) -> None:
     )
 
 
-def test_a_lost_terminal(job: Path) -> None:
+def test_ignored_signals_and_a_lost_terminal(job: Path) -> None:
     """Under `nohup`, with the live view on it."""
     controller, terminal = pty.openpty()
 
@@ -105,7 +101,8 @@ def test_a_lost_terminal(job: Path) -> None:
         fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
         ignore()
 
-    process = start(job, prepare=attach, stdin=terminal, stdout=terminal, stderr=terminal)
+    signals = f"{LOST}:SIGHUP@both+SIGINT@both"
+    process = start(job, fault=signals, prepare=attach, stdin=terminal, stdout=terminal, stderr=terminal)
     os.close(terminal)
     output = b""
     while b"epoch" not in output:

@@ -21,7 +21,7 @@ PATHS = {"SSL_CERT_FILE": "ca.pem", "NETRC": "netrc"}
 """Variables that name a file with a secret in it."""
 
 
-@pytest.mark.parametrize("fault", ["", "step:20:device", "update:20:term"])
+@pytest.mark.parametrize("fault", ["", "step:20:device", pytest.param("update:20:term", marks=pytest.mark.nightly)])
 def test_no_file_of_a_run_contains_a_secret(tmp_path: Path, fault: str) -> None:
     job = small_job.write_job(tmp_path / "job", epochs="4")
     environment = {name: f"{CANARY}-{name}" for name in NAMES}

@@ -249,7 +249,8 @@ def test_without_faults_it_ends_the_same(tmp_path: Path, undisturbed_folders: di
     assert resumed_end == uninterrupted
 
 
-LONG = ("bad numbers", "at the end")
+LONG = ("bad numbers", "at the end", "momentum", "stalled", "scaler that grows")
+"""At night: what they save, the others save, too, or take long to go on from."""
 
 
 @pytest.mark.parametrize(

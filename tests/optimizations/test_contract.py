@@ -77,8 +77,8 @@ def list_switchable_values(optimization: Optimization, facts: Workload) -> list[
 def test_on_trains_to_the_same_loss_within_its_effect(
     optimization: Optimization, facts: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As Inductor, but without the C++ compiler, which takes most of a minute; the slow tests have it.
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager_decomp_partition"))
+    # As Inductor, but without decompositions and the C++ compiler, which take most of a minute; the slow tests have both.
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     values = list_switchable_values(optimization, facts)
     if not values:
         pytest.skip("nothing to switch on in this process, or on this machine")

@@ -21,6 +21,8 @@ from tests.messages import says
 SHORT, LONG = "train.epochs=6", "train.epochs=14"
 STEPS = 8
 """Of an epoch."""
+UNFINISHED_COPY = ".small.extension"
+"""What the kill of an extension leaves in the folder of the runs."""
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -132,13 +134,15 @@ def test_a_schedule_and_a_watched_metric_may_change(job: Path) -> None:
     assert len(rows) == 2 * STEPS
 
 
-def test_a_run_that_has_nothing_more_to_train_ends_at_once(job: Path) -> None:
-    for options in (set_options(SHORT), set_options(LONG, "train.early_stopping.patience=1")):
-        small_job.finish(job, "--new", "--extend", str(first_run(job)), *options)
-        run = small_job.newest_run(job)
-        assert small_job.read_json(run, "result.json")["steps"] == 6 * STEPS
-        weights = [folder / "model" / "model.safetensors" for folder in (first_run(job), run)]
-        assert weights[0].read_bytes() == weights[1].read_bytes()
+@pytest.mark.parametrize(
+    "options", [pytest.param([SHORT], marks=pytest.mark.nightly), [LONG, "train.early_stopping.patience=1"]]
+)
+def test_a_run_that_has_nothing_more_to_train_ends_at_once(job: Path, options: list[str]) -> None:
+    small_job.finish(job, "--extend", str(first_run(job)), *set_options(*options))
+    run = small_job.newest_run(job)
+    assert small_job.read_json(run, "result.json")["steps"] == 6 * STEPS
+    weights = [folder / "model" / "model.safetensors" for folder in (first_run(job), run)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
 def test_what_cannot_be_extended(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,14 +211,13 @@ def test_changed_data_is_refused_and_a_copy_without_new_steps_is_made_again(job:
 
 
 def test_a_refused_copy_is_in_nobodys_way(job: Path) -> None:
-    """It is made again by another --extend, with --new too, and gives its place to a run of the plain command."""
+    """Made by an --extend with --new, too, it gives its place to a run of the plain command."""
     data = job.parent / "images.npz"
     content = data.read_bytes()
     data.write_bytes(content + b"more")
-    for options in ([], ["--new"]):
-        output = small_job.finish(job, "--extend", str(first_run(job)), *options, *set_options(LONG), expected=4)
-        assert says(output, "start-new-run-without-extend")
-        assert small_job.newest_run(job).name == "small-002"
+    output = small_job.finish(job, "--extend", str(first_run(job)), "--new", *set_options(LONG), expected=4)
+    assert says(output, "start-new-run-without-extend")
+    assert small_job.newest_run(job).name == "small-002"
     data.write_bytes(content)
     small_job.finish(job, *set_options("train.epochs=1", "train.seed=9"))
     run = small_job.newest_run(job)
@@ -222,16 +225,42 @@ def test_a_refused_copy_is_in_nobodys_way(job: Path) -> None:
     assert not (run / "extension.json").exists()
 
 
-def test_a_copy_that_was_killed_is_made_again(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    unfinished_copy = job.parent / "runs" / ".small.extension"
+@pytest.fixture(scope="module")
+def extended_job(finished_job: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The job of a finished run that is read-only and was extended by a bad epoch, beside a copy that was killed."""
+    job = tmp_path_factory.mktemp("extended") / "job" / finished_job.name
+    shutil.copytree(finished_job.parent, job.parent)
+    for path in (first_run(job), *first_run(job).rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    unfinished_copy = job.parent / "runs" / UNFINISHED_COPY
     (unfinished_copy / "checkpoints" / "step-999").mkdir(parents=True)
     (unfinished_copy / "metrics.jsonl").write_text("half")
-    monkeypatch.setattr(named_run, "RUNS", job.parent / "runs")
-    assert [path.name for path in named_run.list_by_age()] == ["small-001"]
-    small_job.finish(job, "--extend", str(first_run(job)), *set_options("train.epochs=7"))
-    assert small_job.newest_run(job).name == "small-002"
-    assert not unfinished_copy.exists()
-    assert not (small_job.newest_run(job) / "checkpoints" / "step-999").exists()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(named_run, "RUNS", job.parent / "runs")
+        assert [path.name for path in named_run.list_by_age()] == ["small-001"]
+    options = set_options("train.epochs=7", "train.optimizer.lr=1.0")
+    small_job.finish(job, "--extend", str(first_run(job)), *options)
+    return job
+
+
+def test_a_copy_that_was_killed_is_made_again(extended_job: Path) -> None:
+    assert small_job.newest_run(extended_job).name == "small-002"
+    assert not (extended_job.parent / "runs" / UNFINISHED_COPY).exists()
+    assert not (small_job.newest_run(extended_job) / "checkpoints" / "step-999").exists()
+
+
+def test_a_finished_run_that_is_read_only_is_extended(extended_job: Path) -> None:
+    assert [path for path in small_job.newest_run(extended_job).rglob("*") if not path.stat().st_mode & 0o200] == []
+
+
+def test_the_best_weights_of_the_finished_run_stay_the_best(extended_job: Path) -> None:
+    """If no added epoch is better, the model of the extension is that of the finished run."""
+    folders = first_run(extended_job), small_job.newest_run(extended_job)
+    before, after = (small_job.read_json(folder, "result.json") for folder in folders)
+    assert (before["steps"], after["steps"]) == (48, 56)
+    assert after["best"] == before["best"]
+    one, two = (safetensors.torch.load_file(folder / "model" / "model.safetensors") for folder in folders)
+    assert all(torch.equal(one[name], two[name]) for name in one.keys() | two.keys())
 
 
 def test_a_full_disk_leaves_nothing(
@@ -252,13 +281,6 @@ def test_a_full_disk_leaves_nothing(
     assert os.listdir(job.parent / "runs") == ["small-001"]
 
 
-def test_a_finished_run_that_is_read_only_is_extended(job: Path) -> None:
-    for path in (first_run(job), *first_run(job).rglob("*")):
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    small_job.finish(job, "--extend", str(first_run(job)), *set_options("train.epochs=7"))
-    assert [path for path in small_job.newest_run(job).rglob("*") if not path.stat().st_mode & 0o200] == []
-
-
 @pytest.mark.nightly
 def test_an_extension_is_extended_and_another_unfinished_run_is_named(
     job: Path, capsys: pytest.CaptureFixture[str]
@@ -274,30 +296,25 @@ def test_an_extension_is_extended_and_another_unfinished_run_is_named(
     assert says(text, "is-unfinished-and-continues", "small-003", "small-002")
 
 
-def test_the_best_weights_of_the_finished_run_stay_the_best(job: Path) -> None:
-    """If no added epoch is better, the model of the extension is that of the finished run."""
-    options = set_options("train.epochs=7", "train.optimizer.lr=1.0")
-    small_job.finish(job, "--extend", str(first_run(job)), *options)
-    folders = first_run(job), small_job.newest_run(job)
-    before, after = (small_job.read_json(folder, "result.json") for folder in folders)
-    assert (before["steps"], after["steps"]) == (48, 56)
-    assert after["best"] == before["best"]
-    one, two = (safetensors.torch.load_file(folder / "model" / "model.safetensors") for folder in folders)
-    assert all(torch.equal(one[name], two[name]) for name in one.keys() | two.keys())
-
-
 def test_a_run_to_extend_must_exist(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main.main(["launch", "jobs/digits.yaml", "--extend", str(tmp_path / "digits-001")]) == 4
     assert says(capsys.readouterr().err, "there-is-no-such-folder")
 
 
+@pytest.fixture(scope="module")
+def clipped_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four epochs whose job file says clip_norm."""
+    job = small_job.write_job(tmp_path_factory.mktemp("clipped"))
+    small_job.finish(job, *set_options("train.epochs=4", "train.clip_norm=0.05"))
+    return first_run(job)
+
+
 @pytest.mark.parametrize("resumes", [False, True], ids=["extended", "resumed"])
-def test_a_run_ends_with_the_defaults_that_it_began_with(tmp_path: Path, resumes: bool) -> None:
+def test_a_run_ends_with_the_defaults_that_it_began_with(tmp_path: Path, clipped_run: Path, resumes: bool) -> None:
     """The job file does not say clip_norm, whose default was 0.05 when the run began."""
     old_default = ("--set", "train.clip_norm=0.05")
     longer = ("--set", "train.epochs=4")
-    expected_job, job = small_job.write_job(tmp_path / "whole"), small_job.write_job(tmp_path / "parts")
-    small_job.finish(expected_job, *longer, *old_default)
+    job = small_job.write_job(tmp_path)
     if resumes:
         small_job.finish(job, *longer, *old_default, expected=75, FAULT="update:20:term")
     else:
@@ -306,4 +323,4 @@ def test_a_run_ends_with_the_defaults_that_it_began_with(tmp_path: Path, resumes
     small_job.finish(job, *longer, *(() if resumes else ("--extend", str(first_run(job)))))
     run = small_job.newest_run(job)
     assert "clip_norm: 0.05" in (run / "job.yaml").read_text()
-    assert small_job.differences(first_run(expected_job), run) == []
+    assert small_job.differences(clipped_run, run) == []

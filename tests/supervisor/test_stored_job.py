@@ -27,6 +27,9 @@ def test_a_run_is_made_again_with_the_same_bits(
     assert main.main([*command, "--plan", str(runs / "small-001" / "plan.json")]) == 0
     assert says(capfd.readouterr().out, "stored-job-paths", runs / "small-001" / "job.yaml", job.parent)
     assert main.main([*command, "--set", "train.seed=7"]) == 0
+    first, second = (small_job.read_json(runs / name, "plan.json")["decisions"] for name in ("small-001", "small-002"))
+    assert [(row["name"], row["value"]) for row in first] == [(row["name"], row["value"]) for row in second]
+    assert next(row["source"] for row in second if row["name"] == "channels_last") == "file"
     records = [json.loads((run / "state.json").read_text())["made_from"] for run in sorted(runs.iterdir())]
     assert records[0] == records[1]
     assert records[0]["model"] == hash_file(runs / "small-001" / "model" / "model.safetensors")
@@ -48,4 +51,4 @@ def test_another_job_file_of_this_name_is_no_stored_job(tmp_path: Path) -> None:
     job = small_job.write_job(tmp_path)
     job.rename(tmp_path / "job.yaml")
     (tmp_path / "state.json").write_text('{"status": "done"}')
-    assert main.main(["train", str(tmp_path / "job.yaml"), "--runs", str(tmp_path / "runs"), *SETS]) == 0
+    assert main.main(["plan", str(tmp_path / "job.yaml")]) == 0

@@ -192,7 +192,7 @@ def compile_with(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     monkeypatch.setattr(torch, "compile", lambda network, mode=None: real(network, backend=backend))
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.nightly)])
 def test_a_compiled_step_is_captured_and_replayed_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:

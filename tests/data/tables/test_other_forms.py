@@ -137,7 +137,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "task"), [*((name, "classification") for name in FORMS), *((name, "regression") for name in NUMBER_FORMS)]
+    ("name", "task"), [(name, "regression" if name in NUMBER_FORMS else "classification") for name in FORMS]
 )
 def test_another_form_of_the_same_rows_is_the_same_model(folder: Path, tmp_path: Path, name: str, task: str) -> None:
     form, suffix = FORMS[name]
