@@ -37,7 +37,7 @@ def read_next(output: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder_name", ["plain", "with a blank"])
+@pytest.mark.parametrize("folder_name", [pytest.param("plain", marks=pytest.mark.nightly), "with a blank"])
 def test_each_next_command_leads_to_predictions(tmp_path: Path, folder_name: str) -> None:
     folder = tmp_path / folder_name
     folder.mkdir()

@@ -36,10 +36,10 @@ def are_equal(tested: dict[str, float], evaluated: dict[str, float]) -> bool:
     }
 
 
-TEXTS = pytest.param("one text head", marks=pytest.mark.nightly)
+OTHERS = (pytest.param(case, marks=pytest.mark.nightly) for case in ("one text head", "series", "table"))
 
 
-@pytest.mark.parametrize("case", ["image folders", TEXTS, "series", "series numbers", "table"])
+@pytest.mark.parametrize("case", ["image folders", "series numbers", *OTHERS])
 def test_the_result_is_that_of_an_evaluation(tmp_path: Path, case: str, capfd: pytest.CaptureFixture[str]) -> None:
     example = task_cases.CASES[case]
     example.files(tmp_path)
@@ -65,7 +65,7 @@ def rows(count: int, start: int = 0) -> str:
     return "x,y\n" + "".join(f"{(start + i) % 17},{'ab'[(start + i) % 17 > 8]}\n" for i in range(count))
 
 
-@pytest.mark.parametrize("weights", ["balanced", "{a: 3}"])
+@pytest.mark.parametrize("weights", ["balanced", pytest.param("{a: 3}", marks=pytest.mark.nightly)])
 def test_its_loss_has_the_class_weights_of_the_training(tmp_path: Path, weights: str) -> None:
     """`evaluate` ignored balanced class weights, which new data does not determine."""
     (tmp_path / "train.csv").write_text(rows(100))
