@@ -82,7 +82,12 @@ def test_every_sample_once_an_epoch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [1, 3, 4, 7, 8, 12])
 def test_shards_make_up_the_batch(size: int) -> None:
     ids = np.arange(size)
-    parts = [BatchSharding(Ranks(rank, 4), 12).select_local(ids) for rank in range(4)]
+    shardings = [BatchSharding(Ranks(rank, 4), 12) for rank in range(4)]
+    parts = [sharding.select_local(ids) for sharding in shardings]
+    shares = [sharding.share(size, 0) for sharding in shardings]
+    # A mean is divided by the samples of all ranks, and a sum is weighted, so each sample counts once.
+    assert {share.samples for share in shares} == {sum(map(len, parts))}
+    assert {share.weight * len(shares) for share in shares} == {1.0 if size >= 8 else 4.0}
     if size >= 8:
         assert np.concatenate(parts).tolist() == ids.tolist()
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
