@@ -34,8 +34,6 @@ REASON_KEY = "reason"
 """Key in the store for the reason why a process ends, which the others could not know otherwise."""
 REASON_SECONDS = 2.0
 """Seconds to wait for this reason after a connection has broken."""
-BROADCAST_BYTES = 64 * 2**20
-"""Approximate size of groups of tensors that are broadcast together."""
 
 
 @dataclass(frozen=True)
@@ -119,24 +117,24 @@ class Ranks:
 
     @torch.no_grad()
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Copy rank 0's values to every process, in place: initial weights, BatchNorm's statistics.
+        """Copy rank 0's values to every process, in place, by a single message, which takes as much memory again.
 
         Raises:
             PeerError: if another process has ended.
         """
-        if self.world_size == 1:
+        filled = [tensor for tensor in tensors if tensor.numel()]
+        if self.world_size == 1 or not filled:
             return
-        for group in _group_by_size(tensor for tensor in tensors if tensor.numel()):
-            # Concatenated as bytes, because dtypes differ and a collective needs contiguous memory.
-            sent = torch.cat([tensor.detach().flatten().view(torch.uint8) for tensor in group])
-            with self.raising_peer_errors():
-                torch.distributed.broadcast(sent, 0)
-            if self.is_rank0:
-                continue
-            sizes = [tensor.numel() * tensor.element_size() for tensor in group]
-            for tensor, content in zip(group, torch.split(sent, sizes), strict=True):
-                # Cloned, because a slice may start at an address that is not aligned for the dtype.
-                tensor.copy_(content.clone().view(tensor.dtype).view(tensor.shape))
+        # Concatenated as bytes, because dtypes differ and a collective needs contiguous memory.
+        sent = torch.cat([tensor.detach().flatten().view(torch.uint8) for tensor in filled])
+        with self.raising_peer_errors():
+            torch.distributed.broadcast(sent, 0)
+        if self.is_rank0:
+            return
+        sizes = [tensor.numel() * tensor.element_size() for tensor in filled]
+        for tensor, content in zip(filled, torch.split(sent, sizes), strict=True):
+            # Cloned, because a slice may start at an address that is not aligned for the dtype.
+            tensor.copy_(content.clone().view(tensor.dtype).view(tensor.shape))
 
     @contextlib.contextmanager
     def raising_peer_errors(self, *, runs_network: bool = False) -> Iterator[None]:
@@ -185,20 +183,6 @@ class Ranks:
                     return bytes(self.store.get(REASON_KEY)).decode()
                 time.sleep(0.1)
         return ""
-
-
-def _group_by_size(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Group tensors for a broadcast; the size of a group limits the memory of the sent copy."""
-    group: list[Tensor] = []
-    size = 0
-    for tensor in tensors:
-        group.append(tensor)
-        size += tensor.numel() * tensor.element_size()
-        if size >= BROADCAST_BYTES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
 
 
 def _is_exchange_error(error: RuntimeError) -> bool:

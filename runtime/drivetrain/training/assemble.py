@@ -149,7 +149,8 @@ def _synchronize_start(
     start_checks.check_identical(ranks, job, dataset, model, identity["data"])
     dataset.notes += start_checks.note_same_samples(ranks, dataset)
     # User code may initialize weights from random numbers that our seed does not control.
-    ranks.broadcast([*model.parameters(), *model.buffers()])
+    for tensor in (*model.parameters(), *model.buffers()):
+        ranks.broadcast([tensor])
     return identity
 
 
