@@ -147,7 +147,7 @@ class Objective:
 def make_network(kind: str) -> tuple[Network, torch.optim.Optimizer]:
     torch.manual_seed(0)
     network = Network(kind).double()
-    return network, torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    return network, torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
 
 
 def make_batch(kind: str, step: int, count: int) -> Batch:

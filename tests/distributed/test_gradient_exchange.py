@@ -62,6 +62,13 @@ def test_no_folder_for_compiled_code_is_named(monkeypatch: pytest.MonkeyPatch) -
     assert gradient_exchange.GradientExchange(ranks).wrap_if_changed(nn.Linear(2, 1))
 
 
+def test_a_loss_without_gradient_is_not_trained_in_silence() -> None:
+    network = nn.Linear(2, 1)
+    module = gradient_exchange._LossModule(network, list(network.parameters()))
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        module(lambda: torch.zeros(())).backward()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_processes_train_as_a_loop_that_adds_all_gradients_up(states_by_rank: list[States], kind: str) -> None:
     (first, by_hand), *others = (states[kind] for states in states_by_rank)
@@ -103,7 +110,7 @@ def test_killed_and_resumed_gives_the_same_bits(tmp_path: Path, count: int) -> N
 @pytest.mark.nightly
 @pytest.mark.parametrize("count", [3, 4])
 def test_buckets_that_torch_lays_out_again_after_the_first_step_give_others(tmp_path: Path, count: int) -> None:
-    """Why `find_unused_parameters` is on."""
+    """Why the first backward pass is a rehearsal."""
     assert count_differing_weights(tmp_path, count, "rebuilt") > 0
 
 

@@ -131,8 +131,6 @@ class Updater:
         with self.phase("optimizer"):
             create_missing_momentum(self.optimizer)
             rates_are_on_device = isinstance(self.optimizer.param_groups[0]["lr"], Tensor)
-            if self.rounds_rates and not rates_are_on_device:
-                with rates_from_device(self.optimizer, self.rates_on_device()):
-                    self.optimizer.step()
-            else:
+            rounds = self.rounds_rates and not rates_are_on_device
+            with rates_from_device(self.optimizer, self.rates_on_device()) if rounds else contextlib.nullcontext():
                 self.optimizer.step()
