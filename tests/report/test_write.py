@@ -258,6 +258,9 @@ def test_the_headline_is_a_score_and_not_a_loss(run: Path) -> None:
     change_json(run / "result.json", lambda r: r["best"].update(metrics={"validation/loss": 0.0587}))
     assert "best validation/loss 0.0587, at step 495" in text_of(run).splitlines()[2]
     assert '<h1 class="plain">' in (run / "report.html").read_text()
+    # Beside the count of right samples, a bare percentage would be taken for their share.
+    change_json(run / "result.json", lambda r: r["best"].update(metric="validation/f1", value=0.662, metrics={}))
+    assert text_of(run).startswith("# digits-001: Macro F1 66.2 %\n")
 
 
 def test_the_headline_of_several_heads_is_a_score_of_each(run: Path) -> None:

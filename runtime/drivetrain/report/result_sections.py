@@ -15,7 +15,7 @@ from drivetrain.report.model_advice import list_advice, list_model_advice
 from drivetrain.report.record import Record, Summary
 from drivetrain.system.run_records import read_integer, read_mapping, read_number
 
-_TITLES = {
+METRIC_TITLES = {
     "f1": "Macro F1",
     "micro_f1": "Micro F1",
     "map": "Mean average precision",
@@ -126,7 +126,7 @@ def _draw_curves(record: Record, summary: Summary) -> Iterator[Block]:
             single_values.append(f"{format_json(key)} {format_number(series.ys[0])}")
     axis = "step" if record.epoch_steps is None else "epoch"
     for kind, lines in sorted(groups.items(), key=lambda group: group[0] != "loss"):
-        yield make_metric_chart(_TITLES.get(kind, format_json(kind).capitalize()), axis, kind, lines, marks)
+        yield make_metric_chart(METRIC_TITLES.get(kind, format_json(kind).capitalize()), axis, kind, lines, marks)
     if single_values:
         yield Text(f"Measured once: {', '.join(single_values)}.", Tone.QUIET)
 

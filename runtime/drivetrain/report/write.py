@@ -27,7 +27,7 @@ from drivetrain.report.markdown import render_markdown
 from drivetrain.report.model_advice import list_advice
 from drivetrain.report.page import render_page
 from drivetrain.report.record import Record, Summary, describe_exit, read, summarize
-from drivetrain.report.result_sections import list_result_sections, make_limits_section
+from drivetrain.report.result_sections import METRIC_TITLES, list_result_sections, make_limits_section
 from drivetrain.report.run_sections import list_differences, list_run_sections
 from drivetrain.report.sample_sections import list_sample_sections
 from drivetrain.system.printable import printable_text
@@ -107,7 +107,8 @@ def _format_scores(summary: Summary) -> str:
     metrics = summary.best.metrics
     heads = dict.fromkeys(name.split("/")[1] for name in metrics if name.count("/") > 1)
     if not score[0].endswith("loss") or not heads:
-        return format_score(*score)
+        title = METRIC_TITLES.get(score[0].rpartition("/")[2], "")
+        return f"{title} {format_score(*score)}".strip()
     names = [choose_score(f"{score[0].partition('/')[0]}/{head}/loss", metrics) for head in heads]
     # Such as `causa accuracy 87.5 %`.
     scores = [
