@@ -22,6 +22,7 @@ from torch import Tensor
 
 from drivetrain.baselines import measure, simple_models
 from drivetrain.baselines.baseline_command import BaselineRequest, measure_baselines
+from drivetrain.baselines.measure import FittedModel
 from drivetrain.baselines.sample_features import TEXT_PENALTY, TextFeatures
 from drivetrain.data.dataset import NO_LABEL, Dataset
 from drivetrain.data.load_data import add_test, load
@@ -159,7 +160,7 @@ def test_more_samples_are_taken_as_long_as_there_is_time(tmp_path: Path, monkeyp
     bounded = measure.measure(job, data, 1e6, free_memory=1.0)
     assert [row.rows for row in bounded if row.name == LINEAR and isinstance(row, Baseline)] == [5]
     hurried = [row.rows for row in measure.measure(job, data, 0.0) if row.name == LINEAR and isinstance(row, Baseline)]
-    assert hurried == [5]
+    assert hurried == [5, 5]  # evaluated again, with margins
     assert fit_baselines(job, data)[LINEAR].rows == 60
 
 
@@ -168,18 +169,19 @@ def test_a_fit_that_would_end_too_late_is_not_begun(tmp_path: Path, monkeypatch:
     job, data = read_case("table", tmp_path)
     now = [0.0]
 
-    def fit(*arguments: Any) -> Baseline:
+    def fit(*arguments: Any) -> FittedModel:
         *_, name, _, ids = arguments
         seconds = len(ids) ** 2 / 100 if name == TREES else len(ids) / 100
         now[0] += seconds
-        return Baseline(name, {}, len(ids), 60, seconds)
+        return FittedModel(data, (), name, {}, len(ids), seconds)
 
     monkeypatch.setattr(measure, "FIRST_ROWS", 10)
     monkeypatch.setattr(measure, "GROWTH", 2)
     monkeypatch.setattr(measure, "_fit", fit)
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     rows = [(row.name, row.rows) for row in measure.measure(job, data, 19.0) if row.name != CONSTANT]
-    pairs = [(LINEAR, 10), (TREES, 10), (LINEAR, 20), (TREES, 20), (LINEAR, 40), (LINEAR, 60)]
+    # The last fit of the trees is evaluated again, with margins.
+    pairs = [(LINEAR, 10), (TREES, 10), (LINEAR, 20), (TREES, 20), (LINEAR, 40), (TREES, 20), (LINEAR, 60)]
     assert rows == pairs
     assert now[0] < 19
 

@@ -9,6 +9,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 
@@ -26,7 +27,7 @@ from drivetrain.data.custom.iterables import StreamSplit
 from drivetrain.data.dataset import NO_LABEL, Dataset, Head, Split
 from drivetrain.data.stateless_random import Ids
 from drivetrain.job import Job, lower_is_better
-from drivetrain.job.formatting import format_metric
+from drivetrain.job.formatting import choose_score, format_metric
 from drivetrain.report.baseline_results import CONSTANT, LINEAR, TREES, Baseline, Skipped
 from drivetrain.tasks import modality_of
 from drivetrain.training import losses
@@ -127,14 +128,15 @@ def measure(
     evaluated = list_evaluated_samples(job, dataset)
     targets = dataset.train.targets
     constants = {name: simple_models.fit_constant(targets[name], head) for name, head in dataset.heads.items()}
-    yield _evaluate(dataset, evaluated, CONSTANT, constants, len(dataset.train), 0.0)
+    constant = FittedModel(dataset, evaluated, CONSTANT, constants, len(dataset.train))
+    yield constant.evaluate(with_margins=False)
     if compute_networks:
         # A slow network may use up the time, so the constant answer is already known.
         networks = compute_networks()
         for samples in evaluated:
             if samples.prefix in networks:
                 samples.compare_with(networks[samples.prefix])
-        yield _evaluate(dataset, evaluated, CONSTANT, constants, len(dataset.train), 0.0)
+        yield constant.evaluate(with_margins=True)
     features: SampleFeatures | None = modality_of(job).make_features(dataset)
     if features is None:
         yield Skipped(LINEAR, "only the job's code knows the meaning of the inputs")
@@ -162,25 +164,51 @@ def _draw_order(job: Job, dataset: Dataset, features: SampleFeatures, free_memor
 
 
 def _fit_growing(
-    fits: Mapping[str, Callable[[Ids], Baseline]], order: Ids, end: float, first_rows: int, growth: int
+    fits: Mapping[str, Callable[[Ids], FittedModel]], order: Ids, end: float, first_rows: int, growth: int
 ) -> Iterator[Baseline]:
     """Fit each kind of model to more and more samples of `order`, as long as its next fit should end in time."""
     rows = len(order) if end == math.inf else min(len(order), first_rows)
-    seconds, expected = dict.fromkeys(fits, 0.0), dict.fromkeys(fits, 0.0)
-    while expected:
-        for name in list(expected):
-            if time.monotonic() + expected[name] > end and seconds[name]:
-                del expected[name]
+    latest: dict[str, FittedModel] = {}
+    expected_seconds = dict.fromkeys(fits, 0.0)
+    while expected_seconds:
+        for name in list(expected_seconds):
+            earlier = latest.get(name)
+            # Margins take longer than many fits, so only the last one has them.
+            if earlier and time.monotonic() + expected_seconds[name] > end:
+                del expected_seconds[name]
+                yield earlier.evaluate(with_margins=True)
                 continue
-            outcome = fits[name](order[:rows])
-            yield outcome
-            earlier_seconds, seconds[name] = seconds[name], outcome.seconds
+            model = latest[name] = fits[name](order[:rows])
+            yield model.evaluate(with_margins=rows == len(order))
             # A solver may need more time per sample than before.
-            slower = seconds[name] / earlier_seconds if earlier_seconds else 0.0
-            expected[name] = seconds[name] * max(slower, min(len(order), rows * growth) / rows)
+            slower = model.seconds / earlier.seconds if earlier and earlier.seconds else 0.0
+            expected_seconds[name] = model.seconds * max(slower, min(len(order), rows * growth) / rows)
         if rows == len(order):
             return
         rows = min(len(order), rows * growth)
+
+
+@dataclass(frozen=True)
+class FittedModel:
+    """A simple model of each head, fitted to `rows` training samples in `seconds`."""
+
+    dataset: Dataset
+    evaluated: Sequence[EvaluatedSamples]
+    name: str
+    models: Mapping[str, Predict]
+    rows: int
+    seconds: float = 0.0
+
+    def evaluate(self, *, with_margins: bool) -> Baseline:
+        """Compute the metrics, and if requested by metric how much of the difference from the network is chance."""
+        metrics: dict[str, float] = {}
+        margins: dict[str, float] = {}
+        for samples in self.evaluated:
+            metrics |= samples.compute_metrics(self.models)
+            if with_margins:
+                margins |= samples.estimate_margins(self.models)
+        answers = _constant_answers(self.dataset) if self.name == CONSTANT else {}
+        return Baseline(self.name, metrics, self.rows, len(self.dataset.train), self.seconds, answers, margins)
 
 
 def _fit(
@@ -191,7 +219,7 @@ def _fit(
     name: str,
     fit: Fit,
     ids: Ids,
-) -> Baseline:
+) -> FittedModel:
     """Fit one kind of model to some training samples."""
     if name == TREES:
         # The import takes seconds that the time of the first fit must not include.
@@ -202,7 +230,7 @@ def _fit(
         models = {}
         for output, head in dataset.heads.items():
             models[output] = fit(features, dataset.train, ids, targets[output], head, job.train.seed)
-        return _evaluate(dataset, evaluated, name, models, len(ids), time.monotonic() - started)
+    return FittedModel(dataset, evaluated, name, models, len(ids), time.monotonic() - started)
 
 
 @contextlib.contextmanager
@@ -216,24 +244,6 @@ def _limit_threads(count: int | None) -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(threads)
-
-
-def _evaluate(
-    dataset: Dataset,
-    evaluated: Sequence[EvaluatedSamples],
-    name: str,
-    models: dict[str, Predict],
-    rows: int,
-    seconds: float,
-) -> Baseline:
-    """Compute the metrics of one simple model, and by metric how much of the difference from the network is chance."""
-    metrics: dict[str, float] = {}
-    margins: dict[str, float] = {}
-    for samples in evaluated:
-        metrics |= samples.compute_metrics(models)
-        margins |= samples.estimate_margins(models)
-    answers = _constant_answers(dataset) if name == CONSTANT else {}
-    return Baseline(name, metrics, rows, len(dataset.train), seconds, answers, margins)
 
 
 def _constant_answers(dataset: Dataset) -> dict[str, str]:
@@ -259,11 +269,7 @@ def describe_learning_curve(job: Job, dataset: Dataset) -> str:
     complete = [rows for rows in curves.values() if len(rows) == CURVE_POINTS]
     if not complete:
         return f"more data: no learning curve, since {reason}"
-    metric = choose_best_metric(job, dataset)
-    accuracy = metric.removesuffix("loss") + "accuracy"
-    # The uncertainty of an accuracy is known.
-    if metric.endswith("/loss") and accuracy in complete[0][0].metrics:
-        metric = accuracy
+    metric = choose_score(choose_best_metric(job, dataset), complete[0][0].metrics)
     choose = min if lower_is_better(metric) else max
     curve = choose(complete, key=lambda rows: rows[-1].metrics[metric])
     return f"more data: {_describe_curve(curve, metric, len(dataset.validation))}"
