@@ -107,8 +107,7 @@ def _format_scores(summary: Summary) -> str:
     metrics = summary.best.metrics
     heads = dict.fromkeys(name.split("/")[1] for name in metrics if name.count("/") > 1)
     if not score[0].endswith("loss") or not heads:
-        title = METRIC_TITLES.get(score[0].rpartition("/")[2], "")
-        return f"{title} {format_score(*score)}".strip()
+        return f"{METRIC_TITLES.get(score[0].rpartition('/')[2], '')} {format_score(*score)}".strip()
     names = [choose_score(f"{score[0].partition('/')[0]}/{head}/loss", metrics) for head in heads]
     # Such as `causa accuracy 87.5 %`.
     scores = [
