@@ -157,7 +157,7 @@ def test_compose_up_trains_under_the_limits_twice_in_a_row(project: Path) -> Non
             "state.json",
         }
         result = json.loads((run / "result.json").read_text())
-        assert result["best"]["value"] >= (0.98 if epochs == 12 else 0.5)
+        assert result["best"]["value"] >= 0.98 or epochs == 1
         plan = json.loads((run / "plan.json").read_text())
         assert all(row["same"] for name, row in plan["seen"].items() if name != "libraries")
         assert "4.0 GiB limit" in log

@@ -149,8 +149,8 @@ def test_a_signal_in_the_middle_of_compiling(tmp_path: Path) -> None:
 
 
 @needs_compiler
-@pytest.mark.slow
-def test_a_resumed_run_compiles_nothing_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_new", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["resumed", "new"])
+def test_a_resumed_run_compiles_nothing_again(tmp_path: Path, is_new: bool) -> None:
     """Nor does another run of the job, whose network is the same."""
     job, cache = small_job.write_job(tmp_path / "job", **SHORT), tmp_path / "cache"
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(cache)}
@@ -161,8 +161,8 @@ def test_a_resumed_run_compiles_nothing_again(tmp_path: Path) -> None:
 
     text = small_job.finish(job, *COMPILED, expected=75, FAULT="update:20:term", **environment)
     compiled = list_compiled()
-    text += small_job.finish(job, *COMPILED, **environment)  # type: ignore[arg-type]
-    text += small_job.finish(small_job.write_job(tmp_path / "second", **SHORT), *COMPILED, **environment)  # type: ignore[arg-type]
+    next_job = small_job.write_job(tmp_path / "second", **SHORT) if is_new else job
+    text += small_job.finish(next_job, *COMPILED, **environment)  # type: ignore[arg-type]
     assert "compile failed" not in text
     assert {path.suffix for path in compiled} >= {".so"}
     assert list_compiled() == compiled

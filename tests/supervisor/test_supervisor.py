@@ -114,7 +114,9 @@ def test_plain_is_the_baseline(job: Path) -> None:
         (["--set", "data.train=lost.npz"], 3, "data.train: 'lost.npz' does not exist"),
         (["--set", "optimize.cpu_threads=999"], 2, "optimize.cpu_threads: is 999, which is not possible here"),
         (["--set", "train.optimizer.lr=1e30"], 5, "lower train.optimizer.lr"),
-        (["--set", "model.freeze.names=[nothing*]"], 2, "no layer matches 'nothing*'"),
+        pytest.param(
+            ["--set", "model.freeze.names=[nothing*]"], 2, "no layer matches 'nothing*'", marks=pytest.mark.nightly
+        ),
         (["--plain", "--plan", "x.json"], 2, "--plain and --plan together"),
         (["--runs", "/proc/none"], 7, "/proc/none"),
     ],
@@ -137,6 +139,7 @@ def test_a_second_trainer_is_refused(job: Path) -> None:
     assert says(second.stderr, "another-process-training-folder")
 
 
+@pytest.mark.nightly  # in this process: models/networks/test_text_encoder.py
 def test_frozen_parts_do_not_move(job: Path) -> None:
     job.write_text(TEXT.replace("dropout: 0.1", "freeze: {names: [features.0, features.1]}"))
     done = train(job)
