@@ -91,7 +91,7 @@ def assemble_run(folder: Path, case: str) -> run.Run:
     data, machine = load(job), tiny.machine()
     network = build(job, data)
     facts = inspection.inspect_workload(data, network.module)
-    run_plan = plan.resolve(job, machine, facts).only(["micro_batch"])
+    run_plan = plan.resolve(job, machine, facts).with_only(["micro_batch"])
     return Assembly(job, machine, run_plan, folder, data, network, tiny.QuietSignals()).assemble()
 
 

@@ -16,14 +16,14 @@ import pytest
 from tests.paths import PACKAGE
 
 LINE_LENGTH = 120
-MOST_LONG_LINES = 490
+MOST_LONG_LINES = 500
 """Lines over LINE_LENGTH. The formatter wraps code, so these are texts."""
-MOST_PER_100_STATEMENTS = {"walrus": 0.4, "conditional expression": 4.5, "comprehension": 4.95}
+MOST_PER_100_STATEMENTS = {"walrus": 0.2, "conditional expression": 4.46, "comprehension": 4.93}
 """Expressions that often need a second reading, where a branch or a loop needs one."""
 LEAST_IMPERATIVE = 99.0
 """Percent of the docstrings of functions that begin with a verb, such as "Return" or "Read"."""
 MORE_VERBS = {"return", "yield", "let", "forget", "rebuild", "give", "recognize", "determine"}
-LEAST_COMMENTS = 1.3
+LEAST_COMMENTS = 1.25
 """Lines of comments per 100 lines of code."""
 PATTERNS = {
     "`what` as a noun": r"\bwhat (?:is|was|has|an?|the|this|it|they|we|you|each|others|none|can|must|does|needs|follows|stays)\b",
@@ -35,7 +35,7 @@ PATTERNS = {
 MOST_PER_1000_WORDS = {
     "`what` as a noun": 0.3,
     "`those of`, `that of`": 0.1,
-    "`of which`, `in which`": 0.4,
+    "`of which`, `in which`": 0.35,
     "`those that`, `one that`": 0.25,
     "British spelling": 0.0,
 }

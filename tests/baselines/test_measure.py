@@ -44,7 +44,7 @@ def read_case(name: str, folder: Path) -> tuple[Job, Dataset]:
 
 
 def fit_baselines(job: Job, data: Dataset, seconds: float = math.inf) -> dict[str, Baseline]:
-    return {row.name: row for row in measure.measure(job, data, seconds) if isinstance(row, Baseline)}
+    return {row.name: row for row in measure.fit_simple_models(job, data, seconds) if isinstance(row, Baseline)}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -154,12 +154,19 @@ def make_dense(matrix: Tensor | SparseRows) -> np.ndarray:
 def test_more_samples_are_taken_as_long_as_there_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, data = read_case("table", tmp_path)
     monkeypatch.setattr(measure, "FIRST_ROWS", 5)
-    monkeypatch.setattr(measure, "GROWTH", 3)
-    sizes = [row.rows for row in measure.measure(job, data, 1e6) if row.name == LINEAR and isinstance(row, Baseline)]
+    sizes = [
+        row.rows
+        for row in measure.fit_simple_models(job, data, 1e6, 5, 3)
+        if row.name == LINEAR and isinstance(row, Baseline)
+    ]
     assert sizes == [5, 15, 45, 60]
-    bounded = measure.measure(job, data, 1e6, free_memory=1.0)
+    bounded = measure.fit_simple_models(job, data, 1e6, 5, 3, free_memory=1.0)
     assert [row.rows for row in bounded if row.name == LINEAR and isinstance(row, Baseline)] == [5]
-    hurried = [row.rows for row in measure.measure(job, data, 0.0) if row.name == LINEAR and isinstance(row, Baseline)]
+    hurried = [
+        row.rows
+        for row in measure.fit_simple_models(job, data, 0.0, 5, 3)
+        if row.name == LINEAR and isinstance(row, Baseline)
+    ]
     assert hurried == [5, 5]  # evaluated again, with margins
     assert fit_baselines(job, data)[LINEAR].rows == 60
 
@@ -175,11 +182,9 @@ def test_a_fit_that_would_end_too_late_is_not_begun(tmp_path: Path, monkeypatch:
         now[0] += seconds
         return FittedModel(data, (), name, {}, len(ids), seconds)
 
-    monkeypatch.setattr(measure, "FIRST_ROWS", 10)
-    monkeypatch.setattr(measure, "GROWTH", 2)
     monkeypatch.setattr(measure, "_fit", fit)
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    rows = [(row.name, row.rows) for row in measure.measure(job, data, 19.0) if row.name != CONSTANT]
+    rows = [(row.name, row.rows) for row in measure.fit_simple_models(job, data, 19.0, 10, 2) if row.name != CONSTANT]
     # The last fit of the trees is evaluated again, with margins.
     pairs = [(LINEAR, 10), (TREES, 10), (LINEAR, 20), (TREES, 20), (LINEAR, 40), (TREES, 20), (LINEAR, 60)]
     assert rows == pairs
@@ -198,28 +203,29 @@ def test_without_any_label_the_linear_model_is_the_constant_answer(tmp_path: Pat
 
 def test_each_picture_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, data = read_case("image folders", tmp_path)
-    monkeypatch.setattr(measure, "FIRST_ROWS", 3)
-    monkeypatch.setattr(measure, "GROWTH", 2)
     decoded: list[int] = []
     gather = data.train.gather
     monkeypatch.setattr(data.train, "gather", lambda ids: decoded.extend(ids.tolist()) or gather(ids))
-    sizes = [row.rows for row in measure.measure(job, data, 1e6) if row.name == LINEAR and isinstance(row, Baseline)]
+    sizes = [
+        row.rows
+        for row in measure.fit_simple_models(job, data, 1e6, 3, 2)
+        if row.name == LINEAR and isinstance(row, Baseline)
+    ]
     assert sizes == [3, 6, 12]
     assert sorted(decoded) == list(range(12))
 
 
-def test_a_class_that_the_first_samples_lack_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_that_the_first_samples_lack_is_no_error(tmp_path: Path) -> None:
     job, data = read_case("table", tmp_path)
-    monkeypatch.setattr(measure, "FIRST_ROWS", 2)
-    rows = fit_baselines(job, data, 0.0)
-    assert {row.rows for row in rows.values()} == {2, 60}
-    assert all(math.isfinite(value) for row in rows.values() for value in row.metrics.values())
+    fitted = [row for row in measure.fit_simple_models(job, data, 0.0, first_rows=2) if isinstance(row, Baseline)]
+    assert {row.rows for row in fitted} == {2, 60}
+    assert all(math.isfinite(value) for row in fitted for value in row.metrics.values())
 
 
 def test_without_scikit_learn_only_trees_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, data = read_case("table", tmp_path)
     monkeypatch.setattr(measure, "find_spec", lambda name: None)
-    rows = {row.name: row for row in measure.measure(job, data, 60)}
+    rows = {row.name: row for row in measure.fit_simple_models(job, data, 60)}
     trees = rows[TREES]
     assert isinstance(rows[LINEAR], Baseline)
     assert isinstance(trees, Skipped)
@@ -230,9 +236,9 @@ def test_a_linear_model_does_not_import_scikit_learn(tmp_path: Path) -> None:
     CASES["one text head"].files(tmp_path)
     (tmp_path / "job.yaml").write_text(f"name: t\n{CASES['one text head'].text}{COMMON}")
     program = (
-        "import sys; from pathlib import Path; from drivetrain.baselines.measure import measure; "
+        "import sys; from pathlib import Path; from drivetrain.baselines.measure import fit_simple_models; "
         "from drivetrain.data.load_data import load; from drivetrain.job_spec import load_job; "
-        "job = load_job.load(Path('job.yaml')); assert len(list(measure(job, load(job), 60))) >= 2; "
+        "job = load_job.load(Path('job.yaml')); assert len(list(fit_simple_models(job, load(job), 60))) >= 2; "
         "print('sklearn' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -243,7 +249,7 @@ def test_inputs_that_only_the_users_code_knows_get_the_constant_answer_alone() -
     from tests.paths import ROOT
 
     job = load_job.load(ROOT / "jobs" / "own-model.yaml")
-    rows = list(measure.measure(job, load(job), 60))
+    rows = list(measure.fit_simple_models(job, load(job), 60))
     assert [(type(row), row.name) for row in rows] == [(Baseline, CONSTANT), (Skipped, LINEAR)]
 
 
@@ -269,7 +275,7 @@ def test_the_command_has_a_limit_unless_the_job_says_full(
         limits.append(seconds)
         return [Baseline(CONSTANT, {}, 1, 1, 0.1)]
 
-    monkeypatch.setattr(measure, "measure", fit_nothing)
+    monkeypatch.setattr(measure, "fit_simple_models", fit_nothing)
     (tmp_path / "a.csv").write_text("x,y\n" + "1,a\n2,b\n" * 20)
     text = "name: a\ntask: tabular-classification\ndata: {train: a.csv, target: y}\n"
     (tmp_path / "job.yaml").write_text(f"{text}baselines: {value}\n")
@@ -314,6 +320,6 @@ def test_few_samples_are_fitted_by_one_thread(
     (tmp_path / "a.csv").write_text("\n".join(["x,y", *table]) + "\n")
     (tmp_path / "job.yaml").write_text("name: a\ntask: tabular-classification\ndata: {train: a.csv, target: y}\n")
     job = load_job.load(tmp_path / "job.yaml")
-    assert list(measure.measure(job, load(job), 60))
+    assert list(measure.fit_simple_models(job, load(job), 60))
     assert set(thread_limits) == {threads}
     assert torch_threads == {threads or torch.get_num_threads()}

@@ -254,7 +254,7 @@ def test_plan_state_and_the_process_afterwards() -> None:
     settings: dict[str, Any] = {"loss": cross_entropy, "quiet": True, "accumulate": 2}
     with drivetrain.prepare(model, optimizer(model), **settings) as step:
         assert step.plan.value("precision") == "fp32"
-        assert says(step.plan.row("loader_workers").reason, "your-loop-reads-data")
+        assert says(step.plan.decision("loader_workers").reason, "your-loop-reads-data")
         step(BATCHES[0])
         with pytest.raises(DrivetrainError, check=saying("state-dict-called-after", 1, 2)):
             step.state_dict()

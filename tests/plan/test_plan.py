@@ -182,7 +182,7 @@ def test_threads_follow_the_quota(quota: float | None, threads: int) -> None:
 
 
 def test_two_hyperthreads_of_one_core_compute_with_one_thread() -> None:
-    row = plan.resolve(make_job(), read_machine("codespace-2core-cgroup2")).row("cpu_threads")
+    row = plan.resolve(make_job(), read_machine("codespace-2core-cgroup2")).decision("cpu_threads")
     assert (row.value, row.provisional) == (1, False)
 
 
@@ -297,7 +297,7 @@ def test_a_plan_with_other_values_keeps_its_reasons() -> None:
     job_plan = plan.resolve(make_job("optimize: {precision: fp32}"), read_machine())
     other_plan = job_plan.with_values({"cpu_threads": 1, "micro_batch": 4})
     assert (other_plan.value("cpu_threads"), other_plan.value("micro_batch")) == (1, 4)
-    assert other_plan.row("cpu_threads").reason == job_plan.row("cpu_threads").reason
+    assert other_plan.decision("cpu_threads").reason == job_plan.decision("cpu_threads").reason
     assert {name: value for name, value in job_plan.values().items() if other_plan.value(name) != value} == {
         name: job_plan.value(name) for name in ("cpu_threads", "micro_batch")
     }
@@ -308,13 +308,13 @@ def test_enabled_optimizations_in_the_order_of_application() -> None:
     off_values = optimizations.off_values()
     job_plan = plan.resolve(make_job(), read_machine()).with_values(off_values | {"micro_batch": 4, "denormals": True})
     assert [row.name for row in job_plan.list_enabled()] == ["denormals", "micro_batch"]
-    assert job_plan.only(["micro_batch"]).values() == off_values | {"micro_batch": 4}
-    assert job_plan.only(()).list_enabled() == ()
+    assert job_plan.with_only(["micro_batch"]).values() == off_values | {"micro_batch": 4}
+    assert job_plan.with_only(()).list_enabled() == ()
 
 
 def test_a_learned_decision_has_its_own_reason_and_no_evidence() -> None:
     job_plan = plan.resolve(make_job(), read_machine())
-    row = replace(job_plan.row("micro_batch"), evidence="0.9x", provisional=True).learn(2, "memory", "it ran out")
+    row = replace(job_plan.decision("micro_batch"), evidence="0.9x", provisional=True).learn(2, "memory", "it ran out")
     assert (row.value, row.source, row.reason, row.evidence, row.provisional) == (
         2,
         "memory",
@@ -323,7 +323,7 @@ def test_a_learned_decision_has_its_own_reason_and_no_evidence() -> None:
         False,
     )
     learned_plan = job_plan.with_rows([row])
-    assert learned_plan.row("micro_batch") == row
+    assert learned_plan.decision("micro_batch") == row
     assert [decision for decision in learned_plan.decisions if decision != row] == [
         decision for decision in job_plan.decisions if decision.name != "micro_batch"
     ]
@@ -333,7 +333,7 @@ def test_a_plan_is_refined_by_what_was_measured_and_by_what_is_known() -> None:
     """Open decisions take what was measured; requested values and those that a failure has taught stay."""
     job, machine = make_job("optimize: {cpu_threads: 1}"), read_machine()
     stored_plan = plan.resolve(job, machine)
-    stored_plan = stored_plan.with_rows([stored_plan.row("denormals").learn(False, "crash", "it died")])
+    stored_plan = stored_plan.with_rows([stored_plan.decision("denormals").learn(False, "crash", "it died")])
     measurements = {
         "channels_last": Measurement(False, "0.9x", "2026-01-01"),
         "denormals": Measurement(True, "1.1x", "2026-01-01"),

@@ -38,12 +38,12 @@ def test_it_is_fetched_once_and_found_without_a_request(hub: Hub, lines: list[st
     fetched = fetch_network(lines)
     assert fetched.folder == repository_cache(tmp_path) / "snapshots" / COMMIT
     assert {path.name: path.read_bytes() for path in fetched.folder.iterdir()} == {n: FILES[n] for n in NEEDED}
-    assert sorted(fetched.new) == NEEDED
+    assert sorted(fetched.downloaded) == NEEDED
     assert lines == [f"hub: fetching casa/beto at {COMMIT[:12]} from {hub.endpoint}: 3 files, 1.0 MB"]
     assert not [path for path in hub.paths() if path.endswith((".py", ".h5", ".md"))], "neither code nor other weights"
     hub.requests.clear()
     cached = fetch_network(lines)
-    assert (cached.files, cached.new, hub.requests, len(lines)) == (fetched.files, (), [], 1)
+    assert (cached.files, cached.downloaded, hub.requests, len(lines)) == (fetched.files, (), [], 1)
 
 
 def test_other_libraries_find_it(hub: Hub, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_an_update_asks_which_commit_it_is_now(hub: Hub, lines: list[str], monke
     hub.revisions["main"] = OTHER
     assert fetch_network().commit == COMMIT
     update = fetch(NAME, "main", lines.append, update=True)
-    assert (update.commit, update.new) == (OTHER, ())
+    assert (update.commit, update.downloaded) == (OTHER, ())
     assert fetch_network().commit == OTHER
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(HubError, match="HF_HUB_OFFLINE is set"):
@@ -152,7 +152,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_too_many_requests_waits_as_asked(hub: Hub, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     slept = pauses(monkeypatch)
     hub.faults = [Fault(status=429, headers={"Retry-After": "20"}, times=2)]
-    assert fetch_network(lines).new
+    assert fetch_network(lines).downloaded
     assert slept == [20, 20]
     assert re.fullmatch(r"hub: 429, too many requests; next attempt in 20 s", lines[0])
 
@@ -172,7 +172,7 @@ def test_too_many_requests_ends(hub: Hub, headers: dict[str, str], monkeypatch: 
 
 def test_an_error_of_the_hub_passes(hub: Hub, lines: list[str]) -> None:
     hub.faults = [Fault(status=503, times=2), Fault(path="safetensors", status=502, times=1)]
-    assert fetch_network(lines).new
+    assert fetch_network(lines).downloaded
     assert says_only(lines[0], "hub-error-hub-next", 503, 0)
 
 
@@ -197,7 +197,7 @@ def test_a_file_that_stays_cut_has_no_name_and_is_fetched_again(hub: Hub, tmp_pa
     assert says(error.given, "stops-early-peer-closed", hub.endpoint)
     assert not (repository_cache(tmp_path) / "snapshots" / COMMIT).exists(), "a part is never used"
     hub.faults, hub.requests[:] = [], []
-    assert fetch_network().new
+    assert fetch_network().downloaded
     assert [headers.get("Range") for path, headers in hub.requests if path.endswith("safetensors")] == [None]
     assert list_part_files(tmp_path) == []
 

@@ -75,7 +75,7 @@ def test_a_part_of_a_network_from_another_program(
 def test_a_damaged_file_of_ours_is_fetched_again(hub: Hub) -> None:
     path = fetch_network().folder / "model.safetensors"
     path.resolve().write_bytes(b"short")
-    assert fetch_network().new == ("model.safetensors",)
+    assert fetch_network().downloaded == ("model.safetensors",)
     assert path.read_bytes() == FILES["model.safetensors"]
 
 
@@ -118,7 +118,7 @@ def test_a_killed_download_starts_again(hub: Hub, tmp_path: Path) -> None:
     process.wait()
     assert not (repository_cache(tmp_path) / "snapshots").exists(), "nothing half-written has its name"
     hub.faults, hub.requests[:] = [], []
-    assert fetch_network().new == ("model.safetensors",)
+    assert fetch_network().downloaded == ("model.safetensors",)
     assert [headers.get("Range") for path, headers in hub.requests if path.endswith("safetensors")] == [None]
     assert list_part_files(tmp_path) == []
 
@@ -142,4 +142,4 @@ def test_a_file_system_without_links_and_locks(
     fetched = fetch_network(lines)
     assert (fetched.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert says_only(lines[0], "hub-locked-supported-fetch", repository_cache(tmp_path))
-    assert not fetch_network(lines).new
+    assert not fetch_network(lines).downloaded

@@ -20,7 +20,7 @@ def test_a_private_network_needs_the_token(hub: Hub, monkeypatch: pytest.MonkeyP
     assert "everybody sees" in catch_hub_error().given
     (tmp_path / "home").mkdir(exist_ok=True)
     (tmp_path / "home" / "token").write_text("t0ken123\n")
-    assert fetch_network().new
+    assert fetch_network().downloaded
     assert all(headers["Authorization"] == "Bearer t0ken123" for _, headers in hub.requests[1:])
 
 
@@ -29,7 +29,7 @@ def test_the_token_stays_with_its_host(hub: Hub, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("HF_TOKEN", hub.token)
     with serve_hub(Hub(dict(FILES))) as other:
         hub.file_address = other.endpoint
-        assert fetch_network().new
+        assert fetch_network().downloaded
     assert len(other.requests) == 3
     assert all("Authorization" not in headers for _, headers in other.requests)
     assert all("Authorization" in headers for _, headers in hub.requests)
@@ -72,7 +72,7 @@ def test_behind_a_proxy_with_a_password_and_its_own_certificates(
         assert "certificate verify failed" in error.given
         assert "SSL_CERT_FILE=FILE" in error.action
         monkeypatch.setenv("SSL_CERT_FILE", str(proxied.authority))
-        assert sorted(fetch_network().new) == NEEDED
+        assert sorted(fetch_network().downloaded) == NEEDED
         assert "pa55word" not in error.given + error.action
 
 

@@ -61,7 +61,7 @@ def assemble_tuned_run(
 def test_bf16_that_is_right_and_faster_is_kept_and_ends_where_the_plain_run_ends(tmp_path: Path) -> None:
     tuned_run, _, messages = assemble_tuned_run(tmp_path)
     assert tuned_run.step.forward.dtype is not None
-    row = tuned_run.plan.row("precision")
+    row = tuned_run.plan.decision("precision")
     assert (row.value, row.source) == ("bf16", "measured")
     text = get_message("steps-this-job-loss", "bf16 1.30x [1.30-1.30]")
     assert row.evidence == text

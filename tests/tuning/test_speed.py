@@ -27,7 +27,7 @@ GAINS = {"packed_dropout": 2.0, "channels_last": 1.25, "fused_optimizer": 1.1}
 
 
 def make_plan(on: Sequence[str]) -> plan.Plan:
-    return plan.resolve(tiny.job(), tiny.machine()).only(on)
+    return plan.resolve(tiny.job(), tiny.machine()).with_only(on)
 
 
 @dataclass

@@ -32,7 +32,7 @@ def measure_baselines(request: BaselineRequest) -> int:
         DrivetrainError: if the job file or the data has a problem.
     """
     machine = thread_limits.limit_threads()
-    from drivetrain.baselines.measure import measure
+    from drivetrain.baselines.measure import fit_simple_models
     from drivetrain.data.class_balance import choose_best_metric
     from drivetrain.data.load_data import add_test, load
 
@@ -43,7 +43,7 @@ def measure_baselines(request: BaselineRequest) -> int:
     metric = choose_best_metric(job, dataset)
     outcomes = {}
     seconds = inf if job.baselines == "full" else MAX_SECONDS
-    for outcome in measure(job, dataset, seconds, free_memory=machine.memory.available):
+    for outcome in fit_simple_models(job, dataset, seconds, free_memory=machine.memory.available):
         outcomes[outcome.name] = outcome
         if isinstance(outcome, Baseline) and metric in outcome.metrics:
             result = f"{outcome.format_title()}: {metric} {format_metric(outcome.metrics[metric])}"

@@ -58,7 +58,7 @@ Fit = Callable[[SampleFeatures, Split, Ids, Tensor, Head, int], Predict]
 
 
 class EvaluatedSamples:
-    """Samples on which simple models are evaluated, and compared with a network if there is one.
+    """Samples that simple models are evaluated on, and compared with a network if there is one.
 
     The names of their metrics begin with `prefix`: `validation/` or `test/`.
     """
@@ -100,13 +100,14 @@ def list_evaluated_samples(job: Job, dataset: Dataset) -> list[EvaluatedSamples]
     return [EvaluatedSamples(prefix, split, dataset, objective) for prefix, split in splits.items()]
 
 
-def measure(
+def fit_simple_models(
     job: Job,
     dataset: Dataset,
     seconds: float,
-    first_rows: int = 0,
+    first_rows: int = FIRST_ROWS,
+    growth: int = GROWTH,
     free_memory: float = math.inf,
-    compute_networks: Callable[[], Mapping[str, NetworkOutputs]] | None = None,
+    compute_network_outputs: Callable[[], Mapping[str, NetworkOutputs]] | None = None,
 ) -> Iterator[Outcome]:
     """Fit and evaluate one simple model after the other; yields each model, and again if it is fitted to more samples.
 
@@ -114,9 +115,9 @@ def measure(
         job: job with loss, metrics and seed.
         dataset: its data, preprocessed as for its network.
         seconds: time limit for everything.
-        first_rows: number of training samples of the first fit; 0 for FIRST_ROWS.
+        first_rows: number of training samples of the first fit; each fit has `growth` times the samples of the fit before.
         free_memory: free bytes; only as many samples are fitted as fit into a share of them.
-        compute_networks: function that computes the outputs of a network to compare with, by prefix of the metrics.
+        compute_network_outputs: function that computes the outputs of a network to compare with, by prefix of the metrics.
     """
     end = time.monotonic() + seconds
     if not any(head.outputs for head in dataset.heads.values()):
@@ -130,12 +131,12 @@ def measure(
     constants = {name: simple_models.fit_constant(targets[name], head) for name, head in dataset.heads.items()}
     constant = FittedModel(dataset, evaluated, CONSTANT, constants, len(dataset.train))
     yield constant.evaluate(with_margins=False)
-    if compute_networks:
+    if compute_network_outputs:
         # A slow network may use up the time, so the constant answer is already known.
-        networks = compute_networks()
+        network_outputs = compute_network_outputs()
         for samples in evaluated:
-            if samples.prefix in networks:
-                samples.compare_with(networks[samples.prefix])
+            if samples.prefix in network_outputs:
+                samples.compare_with(network_outputs[samples.prefix])
         yield constant.evaluate(with_margins=True)
     features: SampleFeatures | None = modality_of(job).make_features(dataset)
     if features is None:
@@ -147,10 +148,8 @@ def measure(
     elif features.suits_trees:
         yield Skipped(TREES, "scikit-learn is not installed: pip install 'drivetrain[baselines]'")
     fits = {name: partial(_fit, job, dataset, evaluated, features, name, fit) for name, fit in kinds.items()}
-    growth = CURVE_GROWTH if first_rows else GROWTH
-    yield from _fit_growing(
-        fits, _draw_order(job, dataset, features, free_memory), end, first_rows or FIRST_ROWS, growth
-    )
+    order = _draw_order(job, dataset, features, free_memory)
+    yield from _fit_growing(fits, order, end, first_rows, growth)
 
 
 def _draw_order(job: Job, dataset: Dataset, features: SampleFeatures, free_memory: float) -> Ids:
@@ -261,17 +260,18 @@ def describe_learning_curve(job: Job, dataset: Dataset) -> str:
     """Fit the simple models to more and more samples, and describe the gain of the last doubling of samples."""
     curves: dict[str, list[Baseline]] = {}
     reason = f"no simple model could be fitted to all samples in {CURVE_SECONDS:.0f} s"
-    for outcome in measure(job, dataset, CURVE_SECONDS, first_rows=-(-len(dataset.train) // 2 ** (CURVE_POINTS - 1))):
+    first_rows = math.ceil(len(dataset.train) / CURVE_GROWTH ** (CURVE_POINTS - 1))
+    for outcome in fit_simple_models(job, dataset, CURVE_SECONDS, first_rows, CURVE_GROWTH):
         if isinstance(outcome, Skipped):
             reason = outcome.reason
         elif outcome.name != CONSTANT:
             curves.setdefault(outcome.name, []).append(outcome)
-    complete = [rows for rows in curves.values() if len(rows) == CURVE_POINTS]
+    complete = [curve for curve in curves.values() if len(curve) == CURVE_POINTS]
     if not complete:
         return f"more data: no learning curve, since {reason}"
     metric = choose_score(choose_best_metric(job, dataset), complete[0][0].metrics)
     choose = min if lower_is_better(metric) else max
-    curve = choose(complete, key=lambda rows: rows[-1].metrics[metric])
+    curve = choose(complete, key=lambda points: points[-1].metrics[metric])
     return f"more data: {_describe_curve(curve, metric, len(dataset.validation))}"
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 
-from drivetrain.baselines.measure import measure
+from drivetrain.baselines.measure import fit_simple_models
 from drivetrain.baselines.paired_errors import NetworkOutputs, compute_network_outputs
 from drivetrain.errors import Stopped
 from drivetrain.models import safetensors_file
@@ -48,8 +48,9 @@ def compare_run(run: Run) -> None:
     best = result.best
     if "off" in (run.job.baselines, os.environ.get(baseline_results.SWITCH)) or best is None:
         return
-    seconds, limit = inf, inf
-    if run.job.baselines != "full":  # `full` has no time limit
+    if run.job.baselines == "full":
+        seconds = limit = inf
+    else:
         seconds = min(MAX_SECONDS, max(MIN_SECONDS, SIMPLE_MODELS_SHARE * (result.seconds or 0.0)))
         limit = seconds + GRACE_SECONDS
         if run.time_target:
@@ -85,12 +86,12 @@ def _fit(run: Run, seconds: float) -> None:
     fault_point("baselines")
     data, outcomes, files = run.readable, list[Baseline | Skipped](), RunFiles(run.folder)
     test_samples = len(data.test.split) if data.test else None
-    for outcome in measure(
+    for outcome in fit_simple_models(
         run.job,
         data,
         seconds,
         free_memory=run.hardware.memory.available,
-        compute_networks=lambda: dict(_compute_outputs(run, NETWORK_SHARE * seconds)),
+        compute_network_outputs=lambda: dict(_compute_outputs(run, NETWORK_SHARE * seconds)),
     ):
         outcomes.append(outcome)
         content = baseline_results.to_json(
@@ -106,7 +107,8 @@ def _fit(run: Run, seconds: float) -> None:
 def _compute_outputs(run: Run, seconds: float) -> Iterator[tuple[str, NetworkOutputs]]:
     """Compute the outputs of the best weights for some of the evaluated samples; an error is only printed."""
     if getattr(run.job.data, "groups", None):
-        return  # samples of a group are alike, and their groups are no longer known
+        # Samples of a group are alike, so the chance would be underestimated; their groups are no longer known.
+        return
     data = run.readable
     splits = {"validation/": (data.validation, data.prepare)}
     if data.test:
@@ -125,12 +127,9 @@ def _compute_outputs(run: Run, seconds: float) -> Iterator[tuple[str, NetworkOut
 
 def _say_verdict(run: Run, best: Best, result: RunResult) -> None:
     metrics = {best.metric: best.value, **best.metrics, **result.test}
-    comparison = baseline_results.compare_network(
-        read_mapping(RunFiles(run.folder).read_object(RESULT_FILE), "baselines"),
-        best.metric,
-        metrics,
-        str(getattr(getattr(run.job, "model", None), "name", "")),
-    )
+    baselines = read_mapping(RunFiles(run.folder).read_object(RESULT_FILE), "baselines")
+    network_name = str(getattr(getattr(run.job, "model", None), "name", ""))
+    comparison = baseline_results.compare_network(baselines, best.metric, metrics, network_name)
     if comparison:
         say(f"baselines: {comparison.metric}: {comparison.format_line()}")
         say(f"baselines: {comparison.describe_verdict()}")

@@ -1,4 +1,4 @@
-"""Turns the samples of a task into the columns from which a simple model learns.
+"""Turns the samples of a task into the columns that a simple model learns from.
 
 table    numbers; for trees a column for each categorical column, for linear models a column for each category
 images   pixels of the image, scaled down to 16 x 16

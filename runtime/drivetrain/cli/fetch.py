@@ -65,14 +65,14 @@ def _print_files(fetched: Fetched, commit: str) -> None:
     """Print the files of a network or a dataset, and `commit`, its description."""
     files = sorted(fetched.files, key=lambda file: file.name)
     size = f"{len(files)} files, {sum(file.size for file in files) / 1e6:,.1f} MB"
-    if fetched.new:
+    if fetched.downloaded:
         say(f"{fetched.name}: fetched {size}, each compared with its hash")
     else:
         state = fetched.note or "each was compared with its hash when it was fetched"
         say(f"{fetched.name}: everything is there, {size}; {state}")
     for file in files[:MAX_LISTED_FILES]:
-        is_converted = fetched.converted and file.name == "model.safetensors"
-        say(f"  {file.name}  {format_bytes(file.size)}{f', made of {fetched.converted}' if is_converted else ''}")
+        is_converted = fetched.converted_from and file.name == "model.safetensors"
+        say(f"  {file.name}  {format_bytes(file.size)}{f', made of {fetched.converted_from}' if is_converted else ''}")
     if len(files) > MAX_LISTED_FILES:
         say(f"  and {len(files) - MAX_LISTED_FILES:,} more")
     say(commit)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from drivetrain.supervisor.trainer_error import ERROR_FILE
+from drivetrain.supervisor.trainer_error import ERROR_FILE_VARIABLE
 from drivetrain.system.console import redirect_output
 from drivetrain.system.run_files import REPORT_PAGE, RESULT_FILE, RunFiles
 from drivetrain.system.run_records import RunState
@@ -49,8 +49,8 @@ def text_on_stderr() -> Iterator[Path]:
     Yields the file into which a trainer writes its error.
     """
     with redirect_output([1], 2), TemporaryDirectory() as folder:
-        os.environ[ERROR_FILE] = str(Path(folder, "error.json"))
+        os.environ[ERROR_FILE_VARIABLE] = str(Path(folder, "error.json"))
         try:
-            yield Path(os.environ[ERROR_FILE])
+            yield Path(os.environ[ERROR_FILE_VARIABLE])
         finally:
-            os.environ.pop(ERROR_FILE, None)
+            os.environ.pop(ERROR_FILE_VARIABLE, None)

@@ -81,10 +81,11 @@ def _list_folders(root: Path, mounted: str, point: str, path: str) -> tuple[Path
     """List the group's folder and its ancestors up to the mount point, as far as they exist."""
     top, group = root / point.lstrip("/"), PurePosixPath(path)
     names: tuple[str, ...] = ()
+    levels_above = PurePosixPath(mounted).parts.count("..")
     if ".." in group.parts:
         pass  # above the namespace: only the mounted group can be read
-    elif above := PurePosixPath(mounted).parts.count(".."):
-        names = _find_by_process(root, top, above, group)
+    elif levels_above:
+        names = _find_by_process(root, top, levels_above, group)
     elif group.is_relative_to(mounted):
         names = group.relative_to(mounted).parts
     folders = [top.joinpath(*names[:depth]) for depth in range(len(names), -1, -1)]
@@ -104,6 +105,7 @@ def _find_by_process(root: Path, top: Path, above: int, group: PurePosixPath) ->
 # In version 1 "no limit" is the largest page-aligned number, which depends on the page size.
 _UNLIMITED = 2**62
 _PERIOD_US = 100_000
+_THROTTLED_UNITS = {"throttled_time": 1e9, "throttled_usec": 1e6}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +183,8 @@ def _count_cpuset(group: CgroupController) -> int | None:
     effective = {1: "cpuset.effective_cpus", 2: "cpuset.cpus.effective"}.get(group.version, "")
     for folder in group.folders:  # an empty set means the same as the parent's
         for name in (effective, "cpuset.cpus"):
-            if cpus := parse_cpu_list(read_text(folder / name)):
+            cpus = parse_cpu_list(read_text(folder / name))
+            if cpus:
                 return len(cpus)
     return None
 
@@ -204,9 +207,9 @@ def read_memory_levels(group: CgroupController) -> Iterator[tuple[int | None, in
         counters = _read_counters(folder / "memory.stat")
         # A container's mount hides the ancestors, but version 1 reports their combined limit.
         limits = [parse_number(read_text(folder / limit_file)), counters.get("hierarchical_memory_limit")]
-        # Above `memory.high` (systemd's MemoryHigh=) processes are not killed, but throttled until they make no
-        # progress.
-        limits += [parse_number(read_text(folder / "memory.high"))] if group.version == 2 else []
+        # Above `memory.high` (systemd's MemoryHigh=) processes are throttled until they make no progress.
+        if group.version == 2:
+            limits.append(parse_number(read_text(folder / "memory.high")))
         limit = min((value for value in limits if value is not None and value < _UNLIMITED), default=None)
         use = parse_number(read_text(folder / use_file))
         if limit is not None or use is not None:
@@ -246,10 +249,9 @@ class ProcessCgroup:
     def read_throttled_seconds(self) -> float | None:
         """Read for how many seconds the quota has throttled the group, in total; None without the counter."""
         for folder in self.cpu.folders[:1]:
-            counters = _read_counters(folder / "cpu.stat")
-            for name, units_per_second in (("throttled_time", 1e9), ("throttled_usec", 1e6)):
-                if (count := counters.get(name)) is not None:
-                    return count / units_per_second
+            for name, count in _read_counters(folder / "cpu.stat").items():
+                if name in _THROTTLED_UNITS and count is not None:
+                    return count / _THROTTLED_UNITS[name]
         return None
 
 

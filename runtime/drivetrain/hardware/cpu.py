@@ -68,10 +68,9 @@ def read_cpu(
     environ: Mapping[str, str] | None = None,
     machine: str | None = None,
 ) -> Cpu:
-    """Read the processor below the file-system root `root`.
+    """Read the processor below `root`, which is `/`, or the root of a recorded tree.
 
     Args:
-        root: `/`, or the root of a recorded tree.
         mask: the CPUs that this process may run on; None asks the kernel.
         limits: the cgroups' limits.
         environ: environment variables, which may cap the instruction set.
@@ -135,10 +134,10 @@ def _read_first_block(root: Path) -> dict[str, str]:
 
 
 def _describe_model(block: dict[str, str]) -> str:
-    if name := block.get("model name"):
+    name, code, maker = block.get("model name"), block.get("CPU part"), block.get("CPU implementer", "?")
+    if name:
         return " ".join(name.split())
-    if code := block.get("CPU part"):
-        maker = block.get("CPU implementer", "?")
+    if code:
         return _ARM_MODELS.get((maker, code)) or f"implementer {maker}, part {code}"
     return "unknown"
 

@@ -45,12 +45,13 @@ def read_storage(root: Path, runs: Path, environ: Mapping[str, str], mount: Moun
 
 def find_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Find the folder for compiled code and other caches: the compiler's own variable, else the user's cache."""
-    if folder := environ.get("TORCHINDUCTOR_CACHE_DIR"):
-        return Path(folder)
-    if folder := environ.get("XDG_CACHE_HOME"):
-        return Path(folder) / "drivetrain/compile"
-    if folder := environ.get("HOME"):
-        return Path(folder) / ".cache/drivetrain/compile"
+    for variable, name in (
+        ("TORCHINDUCTOR_CACHE_DIR", ""),
+        ("XDG_CACHE_HOME", "drivetrain/compile"),
+        ("HOME", ".cache/drivetrain/compile"),
+    ):
+        if environ.get(variable):
+            return Path(environ[variable], name)
     # A container user without a name has no home; the user id keeps the folders of users separate.
     return _ensure_private(Path(environ.get("TMPDIR") or "/tmp") / f"drivetrain-{os.getuid()}") / "compile"
 

@@ -163,7 +163,7 @@ class Hardware:
 
     @property
     def gpu(self) -> Gpu | None:
-        """Return the first GPU, on which decisions are based."""
+        """Return the first GPU, the basis of decisions."""
         return self.gpus[0] if self.gpus else None
 
     def to_json(self) -> dict[str, object]:

@@ -71,12 +71,7 @@ def _from_metadata(folder: Path) -> Torch | None:
 
 
 def read_compiler(environ: Mapping[str, str], include: str | None = None) -> str | None:
-    """Find the path of the C++ compiler: $CXX, g++ or c++. None without one, or without Python's headers.
-
-    Args:
-        environ: environment variables of the process.
-        include: folder of Python.h; the default is this interpreter's.
-    """
+    """Find the path of the C++ compiler: $CXX, g++ or c++. None without one, or without Python.h in `include`."""
     folder = Path(sysconfig.get_path("include") if include is None else include)
     if not (folder / "Python.h").exists():
         return None
@@ -86,10 +81,9 @@ def read_compiler(environ: Mapping[str, str], include: str | None = None) -> str
 
 
 def read_libraries(root: Path, prefix: Path | None = None) -> Libraries:
-    """Find the libraries for preloading, as full paths.
+    """Find the libraries for preloading below `root`, as full paths.
 
     Args:
-        root: `/`, or the root of a recorded tree.
         prefix: where Python packages install libraries (`lib` below it); the default is this environment's.
     """
     python = str((Path(sys.prefix) if prefix is None else prefix) / "lib")
@@ -105,7 +99,8 @@ def read_libraries(root: Path, prefix: Path | None = None) -> Libraries:
 def _find_first(name: str, folders: Iterable[str]) -> str | None:
     """Find the first folder's copy of a library; if a pattern matches several, the highest version."""
     for folder in folders:
-        if matches := glob.glob(f"{folder}/{name}"):
+        matches = glob.glob(f"{folder}/{name}")
+        if matches:
             return os.path.normpath(max(matches, key=_list_numbers))
     return None
 

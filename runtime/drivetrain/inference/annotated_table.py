@@ -107,7 +107,8 @@ def _list_arrow_rows(table: Any) -> Iterator[list[str]]:
 
 
 def _check_names_are_free(table: InputTable, added: Sequence[str]) -> None:
-    if taken_names := [name for name in table.names if name in added]:
+    taken_names = [name for name in table.names if name in added]
+    if taken_names:
         raise SpecError(
             f"{table.path}: has a column {taken_names[0]} already, the name of a prediction",
             "columns of other names, or JSON lines, which repeat no columns",

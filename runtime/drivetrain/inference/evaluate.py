@@ -81,7 +81,8 @@ def evaluate(request: EvaluateRequest) -> int:
         source, prefix = "validation data of the run", "validation/"
     else:
         source, prefix, accumulator = str(request.data), "", _evaluate_new(request, request.data, trained, device)
-        if key := find_known_data(request.run, request.data):
+        key = find_known_data(request.run, request.data)
+        if key:
             say_aside(f"evaluate: {source} is the {key} of this run, so the scores say little about new samples")
     metrics, matrices = accumulator.metrics(prefix), read_confusions(accumulator.confusion())
     tables = read_label_tables(accumulator.confusion())
@@ -140,16 +141,18 @@ def find_known_data(run: Path, data: Path) -> str | None:
             key_of_file[str(row).partition(" ")[0], str(row).rpartition(" ")[2]] = data_key
     sizes = {size for size, _ in key_of_file}
     files = [data] if data.is_file() else islice((path for path in data.rglob("*") if path.is_file()), COMPARED_FILES)
-    same_size = ((size, path) for path in files if (size := str(path.stat().st_size)) in sizes)
-    return next((key for size, path in same_size if (key := key_of_file.get((size, hash_file(path))))), None)
+    for path in files:
+        size = str(path.stat().st_size)
+        key = key_of_file.get((size, hash_file(path))) if size in sizes else None
+        if key:
+            return key
+    return None
 
 
 def load_validation_data(run: Path, trained: SavedModel, *, consent: bool) -> tuple[Job, Dataset]:
     """Load the job of a run and its data, read again and unchanged since the training.
 
     Args:
-        run: the run folder.
-        trained: its model.
         consent: whether the user agreed to run the code of a model folder that lies outside of its run.
 
     Raises:
@@ -241,12 +244,7 @@ def _add_batches(accumulator: MetricAccumulator, batches: Any, targets: Mapping[
 
 
 def load_stored_job(run: Path, *, download: bool = True) -> Job:
-    """Load the run's spec; relative paths start from the folder of the original spec.
-
-    Args:
-        run: the run folder.
-        download: whether data at remote addresses is downloaded.
-    """
+    """Load the run's spec, with its remote data if `download`; paths start from the folder of the original spec."""
     from drivetrain.job_spec import spec_source, stored_spec
 
     if stored_spec.read_stored_spec(run).problem == MISSING:

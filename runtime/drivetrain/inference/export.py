@@ -59,7 +59,8 @@ def export(request: ExportRequest) -> int:
     from drivetrain.models import saved_model
 
     trained = saved_model.load(request.run, consent=request.run_code)
-    check_utf8(output := request.output or request.run / "model.onnx")
+    output = request.output or request.run / "model.onnx"
+    check_utf8(output)
     example, other_examples, source = _make_examples(trained, request)
     names = onnx_file.list_input_names(trained.network, len(example)), [name or "output" for name in trained.heads]
     calibrated = {name: head for name, head in trained.heads.items() if head.classes and request.probabilities}

@@ -144,12 +144,7 @@ def explain(samples: ValidationSamples, mistakes: Sequence[int]) -> dict[str, ob
 
 
 def explain_samples(samples: ValidationSamples, mistakes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Yield the worst mistakes and some right predictions, each with its heat map over its picture.
-
-    Args:
-        samples: of a run with exclusive classes.
-        mistakes: ids of the worst mistakes.
-    """
+    """Yield the worst mistakes, given by their ids, and some right predictions, each with a heat map over its picture."""
     truth = samples.data.validation.targets[""]
     tried = np.linspace(0, len(truth) - 1, min(len(truth), MAX_TRIED)).astype(np.int64).tolist()
     for sample in mistakes:

@@ -17,13 +17,7 @@ from drivetrain.training import losses
 def build_objective(
     folders: Sequence[Path], heads: Mapping[str, Head], targets: Targets
 ) -> tuple[losses.Objective | None, str]:
-    """Build the loss, or None, and a note about it for the user, which may be empty.
-
-    Args:
-        folders: possible folders of the run's job.yaml.
-        heads: the outputs of the model.
-        targets: targets of the new data.
-    """
+    """Build the loss by the job.yaml in one of the folders, or None, and a note for the user, which may be empty."""
     spec = next((folder / JOB_FILE for folder in folders if (folder / JOB_FILE).is_file()), None)
     if spec is None:
         return None, "no loss is computed, since there is no job.yaml beside the model that names it"

@@ -40,7 +40,8 @@ class FlatOutputs(nn.Module):
 
 def list_input_names(network: nn.Module, count: int) -> list[str]:
     """List the network's own names for `count` inputs, or the parameters of its forward, or numbered names."""
-    if count in (names_by_count := getattr(network, "INPUT_NAMES", {})):
+    names_by_count = getattr(network, "INPUT_NAMES", {})
+    if count in names_by_count:
         return list(names_by_count[count])
     parameters = inspect.signature(network.forward).parameters.values()
     names = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]

@@ -103,7 +103,8 @@ def launch(request: LaunchRequest) -> int:
         say(text)
     info = client.info()
     engine = engine_traits.find(info)
-    if note := engine.note():
+    note = engine.note()
+    if note:
         say(note)
     variables = _choose_variables(info, job, engine, variant, has_network)
     image = _provide_image(client, request, override, variant)
@@ -213,7 +214,7 @@ def _build_override(request: LaunchRequest, job: Job) -> dict[str, Any]:
     # compose.yaml mounts the project's runs/. The container sees other runs at their own path, which it prints.
     runs = []
     if RUNS != PROJECT / "runs":
-        runs = [mounts.Mount(RUNS, RUNS, writable=True)]
+        runs.append(mounts.Mount(RUNS, RUNS, writable=True))
         command += ["--runs", str(RUNS)]
     job_mounts = mounts.drop_nested_mounts(
         mount for each_job in request.load_jobs(job) for mount in mounts.list_job_mounts(request.spec, each_job)
@@ -227,16 +228,12 @@ def _build_override(request: LaunchRequest, job: Job) -> dict[str, Any]:
 
 
 def describe_starter(client: Any, image: str, spec: Path) -> dict[str, str]:
-    """Return environment variables with facts that only the starter knows: image and commit.
-
-    Args:
-        image: the name of the image that it starts.
-    """
-    facts = {
-        provenance.IMAGE: str(client.images.get(image).id),
-        provenance.COMMIT: provenance.read_commit(spec.absolute().parent) or "",
-    }
-    return {name: text for name, text in facts.items() if text}
+    """Return environment variables with facts that only the starter knows: the ids of image and commit."""
+    facts = {provenance.IMAGE: str(client.images.get(image).id)}
+    commit = provenance.read_commit(spec.absolute().parent)
+    if commit:
+        facts[provenance.COMMIT] = commit
+    return facts
 
 
 def check_work_folder() -> None:
@@ -246,7 +243,8 @@ def check_work_folder() -> None:
         SpecError: if it contains more than a container should see.
         StorageError: if runs/ cannot be created.
     """
-    if obstacle := None if CHECKOUT else mounts.find_obstacle(PROJECT):
+    obstacle = mounts.find_obstacle(PROJECT)
+    if obstacle and not CHECKOUT:
         raise SpecError(
             f"{PROJECT} would be mounted in the container, read-only except for runs/, and {obstacle}",
             "a folder with only what your jobs need; runs/ is created in it",

@@ -37,7 +37,8 @@ def variables(info: Mapping[str, Any], job: Job | None, *, gpu: bool = False) ->
     values = {f"{prefix}_CPUS": cpus or f"{default_cpus(host, gpu=gpu):g}", f"{prefix}_MEMORY": memory}
     if limits.shm:
         values["DRIVETRAIN_SHM"] = limits.shm
-    if zone := settings.get("TZ") or find_zone():
+    zone = settings.get("TZ") or find_zone()
+    if zone:
         values["TZ"] = zone
     return values
 

@@ -31,7 +31,8 @@ class EngineMissing:
 
 def connect() -> Any:
     """Return a client of the local engine, or an EngineMissing; containers are started with the engine's command line."""
-    if platform := os.environ.pop("DOCKER_DEFAULT_PLATFORM", ""):
+    platform = os.environ.pop("DOCKER_DEFAULT_PLATFORM", "")
+    if platform:
         say_aside(f"DOCKER_DEFAULT_PLATFORM={platform} is ignored: the images are for the engine's own processor")
     if shutil.which("docker") is None:
         return EngineMissing("the docker command is not installed here")
@@ -121,7 +122,8 @@ def check_project_is_seen(image: str) -> None:
             f"once `docker info` shows the engine, run the same command again, or {engine.cure}",
         )
     done = subprocess.run(look_into_project(image), capture_output=True, text=True, check=False)
-    if unseen := explain_unseen_project(None if done.returncode else done.stdout):
+    unseen = explain_unseen_project(None if done.returncode else done.stdout)
+    if unseen:
         raise unseen
 
 
@@ -156,7 +158,8 @@ def _build_image(variant: str, is_missing: bool) -> None:
 def _explain_missing_image(variant: str) -> DeviceError:
     """Return the error for a missing image in an installed program, which cannot build one."""
     cause, action = f"{published_image.REGISTRY} names no registry", f"{published_image.REGISTRY}=ghcr.io/OWNER"
-    if published_name := published_image.published_name(variant):
+    published_name = published_image.published_name(variant)
+    if published_name:
         cause = f"{published_name} cannot be had"
         action = f"docker pull {published_name}, then docker tag {published_name} {image_name(variant)}"
     return DeviceError(

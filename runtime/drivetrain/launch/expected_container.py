@@ -20,7 +20,7 @@ from drivetrain.system.units import parse_bytes
 
 
 def expect_hardware(host: Hardware, job: Job) -> tuple[Hardware, str]:
-    """Return the hardware on which `train` would run this job, and a line about it; the host and no line if that is
+    """Return the hardware that `train` would use for this job, and a line about it; the host and no line if that is
     here.
 
     Args:

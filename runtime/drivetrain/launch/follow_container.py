@@ -188,7 +188,8 @@ def follow(container: Any, begun: Callable[[], None] = lambda: None) -> int:
             file=sys.stderr,
         )
         raise
-    if reason := explain_end(code, container.attrs):
+    reason = explain_end(code, container.attrs)
+    if reason:
         print(reason, file=sys.stderr)
     return code
 

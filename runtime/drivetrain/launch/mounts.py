@@ -139,7 +139,8 @@ def list_path_mounts(origin: str, path: Path, root: Path = WORKSPACE, *, is_code
     for checked in (full_path, real):
         check_one_line({origin: checked})
     if target is not None:
-        if obstacle := find_obstacle(real) or find_obstacle(full_path):
+        obstacle = find_obstacle(real) or find_obstacle(full_path)
+        if obstacle:
             raise SpecError(
                 f"{origin}: {full_path}"
                 + (f", which is {real}," if real != full_path else "")

@@ -38,23 +38,16 @@ def image_name(variant: str) -> str:
 
 
 def image_tag(project: Path = PROJECT) -> str:
-    """Return the tag of the images of a checkout: two checkouts never share one.
-
-    An installed program uses the image of its version.
-    """
-    if from_environment := os.environ.get(TAG):
-        return from_environment
-    return f"checkout-{hashlib.sha256(str(project).encode()).hexdigest()[:8]}" if CHECKOUT else VERSION
+    """Return the tag of the images: two checkouts never share one, and an installed program uses its version."""
+    tag = f"checkout-{hashlib.sha256(str(project).encode()).hexdigest()[:8]}" if CHECKOUT else VERSION
+    return os.environ.get(TAG) or tag
 
 
 def container_prefix(project: Path = PROJECT, uid: int | None = None) -> str:
-    """Return the prefix of this user's container names for this project.
-
-    Args:
-        project: the checkout, or the current folder of an installed program.
-        uid: the user; the current one if None.
-    """
-    user_digest = hashlib.sha256(f"{os.getuid() if uid is None else uid}:{project}".encode()).hexdigest()
+    """Return the prefix of the container names of a user, by default the current user, for this project."""
+    if uid is None:
+        uid = os.getuid()
+    user_digest = hashlib.sha256(f"{uid}:{project}".encode()).hexdigest()
     return f"drivetrain-{user_digest[:8]}"
 
 

@@ -63,11 +63,9 @@ def _find_source() -> str | None:
 
 def published_tag(variant: str) -> str:
     """Return the tag of the published image that has this program's code."""
-    return (
-        f"contents-{image_contents.combine_hashes(image_contents.hash_files(variant, PROJECT))}"
-        if CHECKOUT
-        else VERSION
-    )
+    if not CHECKOUT:
+        return VERSION
+    return f"contents-{image_contents.combine_hashes(image_contents.hash_files(variant, PROJECT))}"
 
 
 def published_name(variant: str) -> str | None:
@@ -95,7 +93,8 @@ def pull_published(engine: Any, variant: str) -> bool:
         say(f"image {full_name} could not be pulled")
         return False
     pulled = engine.images.get(name_with_digest)
-    if obstacle := _find_mismatch(pulled.labels, variant):
+    obstacle = _find_mismatch(pulled.labels, variant)
+    if obstacle:
         say(f"image {full_name} is not used: {obstacle}")
         return False
     return bool(pulled.tag(image_name(variant)))

@@ -228,7 +228,7 @@ def _wait(
 def _copy_clean(pipe: IO[bytes], terminal: TextIO) -> None:
     """Print the text of a pipe as it comes, with its control characters replaced."""
     text = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a chunk may end within a character
-    while chunk := os.read(pipe.fileno(), 1 << 16):
+    for chunk in iter(lambda: os.read(pipe.fileno(), 1 << 16), b""):
         terminal.write(printable_text(text.decode(chunk)))
         terminal.flush()
 

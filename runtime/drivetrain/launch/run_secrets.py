@@ -108,8 +108,10 @@ def _read_client_variables(job: Job, online: bool, environ: Mapping[str, str]) -
     if online:
         names += list_store_variables(job, environ)
     values |= {name: environ[name] for name in names if environ.get(name)}
-    if online and uses_hub and "HF_TOKEN" not in job.environment and (token := hub_cache.find_token(environ)[0]):
-        values["HF_TOKEN"] = token
+    if online and uses_hub and "HF_TOKEN" not in job.environment:
+        token, _ = hub_cache.find_token(environ)
+        if token:
+            values["HF_TOKEN"] = token
     return values
 
 

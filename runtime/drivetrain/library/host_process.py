@@ -127,7 +127,7 @@ def keep_process_settings(plan: Plan, hardware: Hardware) -> Plan:
     """
     rows = []
     for optimization in optimizations.every():
-        row = plan.row(optimization.name)
+        row = plan.decision(optimization.name)
         environment = optimization.environment(hardware, row.value)
         if optimization.stage is not Stage.PROCESS:
             os.environ.update(library_variables.merge_variables(os.environ, environment))

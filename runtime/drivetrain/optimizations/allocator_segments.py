@@ -27,7 +27,8 @@ WSL_DRIVER = 616
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """Turn it on if a GPU is used whose driver can map memory piece by piece."""
-    if obstacle := refuse(job, hardware, workload, True):
+    obstacle = refuse(job, hardware, workload, True)
+    if obstacle:
         return Choice(False, obstacle)
     assert hardware.gpu is not None
     if hardware.wsl2 and image_selection.parse_driver_major(hardware.gpu) < WSL_DRIVER:

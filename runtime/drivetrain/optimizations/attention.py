@@ -36,10 +36,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice("auto", "torch picks flash, memory-efficient or cuDNN by shape")
     if job.train.is_deterministic(on_gpu=True):
         return Choice("math", "flash needs capability 8.0, and the memory-efficient backward pass is not deterministic")
-    return Choice(
-        "efficient",
-        "flash needs capability 8.0; memory-efficient attention works from 5.0, with memory linear in length",
-    )
+    reason = "flash needs capability 8.0; memory-efficient attention works from 5.0, with memory linear in length"
+    return Choice("efficient", reason)
 
 
 def _attends(workload: Workload | None) -> bool:

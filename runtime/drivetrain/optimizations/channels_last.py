@@ -26,9 +26,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     if hardware.gpu is not None and hardware.gpu.capability < (7, 0):
         return Choice(OFF, "convolution kernels of this GPU are faster in NCHW layout")
     if hardware.system == "Darwin":
-        return Choice(
-            OFF, "no gain is known with torch's convolutions for macOS; used only if measured faster or requested"
-        )
+        reason = "no gain is known with torch's convolutions for macOS; used only if measured faster or requested"
+        return Choice(OFF, reason)
     reason = "convolutions need no reordering in NHWC layout"
     if hardware.gpu:
         return Choice(True, f"cuDNN {reason}")

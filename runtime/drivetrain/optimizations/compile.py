@@ -24,13 +24,12 @@ MAX_SMALL_NETWORK = 30_000_000
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """Keep it off: only a measurement shows whether a run is long enough to pay for it."""
-    if obstacle := refuse(job, hardware, workload, True):
+    obstacle = refuse(job, hardware, workload, True)
+    if obstacle:
         return Choice(False, obstacle)
     if hardware.gpu is None:
-        return Choice(
-            False,
-            "on CPUs the speedup is 0.8x to 1.2x and compiling takes up to a minute; used only if measured faster or requested",
-        )
+        reason = "on CPUs the speedup is 0.8x to 1.2x and compiling takes up to a minute; used only if measured faster or requested"
+        return Choice(False, reason)
     return Choice(False, "compiling takes up to a minute; used only if measured faster over the whole run or requested")
 
 

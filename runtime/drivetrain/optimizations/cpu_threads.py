@@ -36,9 +36,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
             reason = f"the {threads} fast ones of {cpu.cores} cores: every thread gets an equal share, so slow cores make the others wait"
         return Choice(threads, reason)
     if cpu.quota is not None and cpu.quota < min(cpu.affinity, cpu.cpuset or cpu.affinity):
-        return Choice(
-            threads, f"the CPU quota of {cpu.quota:g}, rounded down, at least 1; the host has {cpu.host} CPUs"
-        )
+        reason = f"the CPU quota of {cpu.quota:g}, rounded down, at least 1; the host has {cpu.host} CPUs"
+        return Choice(threads, reason)
     reason = "the one CPU" if threads == 1 else f"all {threads} CPUs"
     return Choice(threads, f"{reason} available to this process")
 

@@ -19,13 +19,13 @@ TRIED_KERNELS = 3
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """Keep it off: it costs seconds at the start, and only a measurement shows whether a run gets them back."""
-    if obstacle := refuse(job, hardware, workload, True):
+    obstacle = refuse(job, hardware, workload, True)
+    if obstacle:
         return Choice(OFF, obstacle)
     if hardware.gpu and not tensor_cores(hardware.gpu) and hardware.gpu.capability >= (7, 0):
         return Choice(OFF, "on GTX 16 GPUs cuDNN's benchmark has picked slow kernels")
-    return Choice(
-        OFF, "trying all kernels of a layer takes seconds at the start; used only if measured faster or requested"
-    )
+    reason = "trying all kernels of a layer takes seconds at the start; used only if measured faster or requested"
+    return Choice(OFF, reason)
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:

@@ -23,7 +23,8 @@ CACHE_DIVISOR = 2
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """Turn it on for images that are decoded from files in more than one epoch, if disk and memory have space."""
-    if obstacle := refuse(job, hardware, workload, True):
+    obstacle = refuse(job, hardware, workload, True)
+    if obstacle:
         return Choice(False, obstacle)
     if job.train.epochs < 2:
         return Choice(False, "in a single epoch no image is decoded twice")

@@ -37,7 +37,8 @@ WITHOUT = "they are computed in every step; results may no longer be bit-identic
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """Turn it on if a prefix is frozen, its outputs are constant and fit, and reading them costs less."""
-    if obstacle := refuse(job, hardware, workload, True):
+    obstacle = refuse(job, hardware, workload, True)
+    if obstacle:
         return Choice(False, obstacle)
     epochs, views = job.train.epochs, _views(job)
     if epochs < 2:
@@ -78,7 +79,8 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return "no part of the network is frozen (model.freeze)"
     if frozen.train_mode:
         return "with model.freeze.train_mode the outputs of frozen layers change from step to step"
-    if obstacle := describe_changing_inputs(job):
+    obstacle = describe_changing_inputs(job)
+    if obstacle:
         return obstacle
     if job.optimize.get("loader_workers", "auto") not in ("auto", 0):
         return "optimize.loader_workers needs inputs to load, and cached features need none"

@@ -14,10 +14,11 @@ Values = bool
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """Turn it on if torch has a fused kernel for the optimizer, which then works on CPU and GPU."""
-    is_fused = _own(job)
+    is_fused = _read_user_choice(job)
     if is_fused is not None:
         return Choice(is_fused, "the optimizer of the program, as it was built")
-    if obstacle := refuse(job, hardware, workload, True):
+    obstacle = refuse(job, hardware, workload, True)
+    if obstacle:
         return Choice(OFF, obstacle)
     return Choice(True, f"torch has a fused {job.train.optimizer.name} kernel for this device")
 
@@ -26,13 +27,13 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     """Refuse an optimizer without a fused kernel, and one of a Python program, which is used as it was built."""
     if value and not job.train.optimizer.has_fused_kernel:
         return f"torch has no fused kernel for {job.train.optimizer.name}"
-    is_fused = _own(job)
+    is_fused = _read_user_choice(job)
     if is_fused is not None and is_fused != value:
         return f"the optimizer of the program was built {'with' if is_fused else 'without'} fused=True, and is used as it is"
     return None
 
 
-def _own(job: Job) -> bool | None:
+def _read_user_choice(job: Job) -> bool | None:
     """Return whether an optimizer of a Python program is fused; None if the runtime builds it."""
     is_fused: bool | None = getattr(job.train.optimizer, "fused", None)
     return is_fused
@@ -40,7 +41,7 @@ def _own(job: Job) -> bool | None:
 
 def apply(run: AssembledRun, value: Value) -> None:
     """Set the option in the optimizer's parameter groups before the first step."""
-    if _own(run.job) is not None:
+    if _read_user_choice(run.job) is not None:
         return
     for group in run.optimizer.param_groups:
         group["fused"], group["foreach"] = True, False

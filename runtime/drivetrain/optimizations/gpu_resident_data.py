@@ -32,7 +32,8 @@ MAX_WORKERS = 16
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """Turn it on if the samples fit into a quarter of the available GPU memory and are used in more than one epoch."""
-    if obstacle := refuse(job, hardware, workload, True):
+    obstacle = refuse(job, hardware, workload, True)
+    if obstacle:
         return Choice(False, obstacle)
     if workload is None:
         return Choice(True, "used if the samples fit into a quarter of the available GPU memory")
@@ -44,10 +45,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
             gradient_checkpointing.available_bytes(job, hardware),
         )
         if needed_bytes > room:
-            return Choice(
-                False,
-                f"samples and network together need {format_bytes(needed_bytes)}; {format_bytes(room)} of GPU memory is available",
-            )
+            reason = f"samples and network together need {format_bytes(needed_bytes)}; {format_bytes(room)} of GPU memory is available"
+            return Choice(False, reason)
     assert hardware.gpu is not None
     return Choice(
         True,

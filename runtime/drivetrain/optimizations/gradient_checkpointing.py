@@ -32,10 +32,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     if needed <= available:
         return Choice(OFF, f"not needed: {figures}")
     if fixed_bytes > available:
-        return Choice(
-            OFF,
-            f"it would not help: weights, gradients and optimizer state alone take {format_bytes(fixed_bytes)}, {format_bytes(available)} available",
-        )
+        reason = f"it would not help: weights, gradients and optimizer state alone take {format_bytes(fixed_bytes)}, {format_bytes(available)} available"
+        return Choice(OFF, reason)
     # Even if that is not enough for one sample, it comes closest.
     return Choice(True, f"{figures}; recomputing activations reduces it to {format_bytes(needed_with_recomputing)}")
 

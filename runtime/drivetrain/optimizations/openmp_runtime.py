@@ -24,13 +24,11 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         exception = "; used only if requested" if hardware.libraries.libomp else ""
         return Choice(OFF, f"on Arm neither libomp nor torch's own libgomp is faster in general{exception}")
     if hardware.libraries.iomp5:
-        return Choice(
-            "iomp5", "libiomp5 is installed; KMP_BLOCKTIME=1 keeps waiting threads from using up the CPU quota"
-        )
+        reason = "libiomp5 is installed; KMP_BLOCKTIME=1 keeps waiting threads from using up the CPU quota"
+        return Choice("iomp5", reason)
     if hardware.libraries.libomp:
-        return Choice(
-            "libomp", "LLVM's libomp is installed; KMP_BLOCKTIME=1 keeps waiting threads from using up the CPU quota"
-        )
+        reason = "LLVM's libomp is installed; KMP_BLOCKTIME=1 keeps waiting threads from using up the CPU quota"
+        return Choice("libomp", reason)
     missing = "neither libiomp5 (`pip install intel-openmp`) nor libomp (Debian: libomp5) is installed"
     return Choice(OFF, f"{missing}; torch uses its own libgomp")
 

@@ -19,11 +19,11 @@ Values = bool
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """Turn it on for every CPU; small calls still use torch's dropout, so nothing is lost."""
-    if obstacle := refuse(job, hardware, workload, True):
+    obstacle = refuse(job, hardware, workload, True)
+    if obstacle:
         return Choice(False, obstacle)
-    return Choice(
-        True, "generates random bits for four elements at a time; same distribution, different random numbers"
-    )
+    reason = "generates random bits for four elements at a time; same distribution, different random numbers"
+    return Choice(True, reason)
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:

@@ -16,7 +16,8 @@ Values = bool
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """Turn it on if batches are copied to a GPU."""
-    if obstacle := refuse(job, hardware, workload, True):
+    obstacle = refuse(job, hardware, workload, True)
+    if obstacle:
         return Choice(False, obstacle)
     if workload is not None and gpu_resident_data.is_expected(job, hardware, workload):
         return Choice(False, "with gpu_resident_data nothing is copied from the host")

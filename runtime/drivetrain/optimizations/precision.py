@@ -35,11 +35,9 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     gpu = hardware.gpu
     if gpu is None:
         obstacle = _explain_fp32_on_cpu(job, hardware, workload)
-        return (
-            Choice("fp32", obstacle)
-            if obstacle
-            else Choice("bf16", "this CPU has bf16 instructions; fp32 if the first steps differ or are not faster")
-        )
+        if obstacle:
+            return Choice("fp32", obstacle)
+        return Choice("bf16", "this CPU has bf16 instructions; fp32 if the first steps differ or are not faster")
     chip = f"{gpu.name} ({gpu.capability[0]}.{gpu.capability[1]})"
     if gpu.capability >= (8, 0):
         return Choice("bf16", f"{chip} has bf16 tensor cores; TF32 for operations that stay in fp32")
@@ -52,7 +50,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 def _explain_fp32_on_cpu(job: Job, hardware: Hardware, workload: Workload | None) -> str | None:
     """Explain why the rule does not choose bf16 on this CPU; None if it does."""
-    if obstacle := _refuse_cpu(hardware, "bf16"):
+    obstacle = _refuse_cpu(hardware, "bf16")
+    if obstacle:
         return obstacle
     if hardware.cpu.architecture == "aarch64":
         # pytorch issues 180447 and 191316: some releases compute bf16 products on Arm up to a hundred times slower.

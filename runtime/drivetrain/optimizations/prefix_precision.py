@@ -28,7 +28,8 @@ slower in bf16.
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """Choose bf16 for a large prefix on AMX or tensor cores with bf16, unless the job requests another precision."""
-    if obstacle := refuse(job, hardware, workload, "bf16"):
+    obstacle = refuse(job, hardware, workload, "bf16")
+    if obstacle:
         return Choice("fp32", obstacle)
     cache = feature_cache.choose(job, hardware, workload)
     if job.optimize.get("feature_cache", "auto") == "auto" and not cache.value:

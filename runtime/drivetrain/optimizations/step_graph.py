@@ -27,15 +27,14 @@ GPU_ONLY = True
 QUICK = True
 Values = bool
 
-OLDEST = (7, 0)
-"""Capability; older GPUs are not tried."""
+MIN_CAPABILITY = (7, 0)
+"""Older GPUs are not tried."""
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """Keep it off: it holds the memory of a step, and only a measurement shows whether launches are the bottleneck."""
-    return Choice(
-        OFF, refuse(job, hardware, workload, True) or "used if measured faster, also in runs of a minute, or requested"
-    )
+    obstacle = refuse(job, hardware, workload, True)
+    return Choice(OFF, obstacle or "used if measured faster, also in runs of a minute, or requested")
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
@@ -46,10 +45,9 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     gpu = hardware.gpu
     if gpu is None:
         return "CUDA graphs need a GPU; this job runs on a CPU"
-    if gpu.capability < OLDEST:
-        return (
-            f"{gpu.name} has capability {gpu.capability[0]}.{gpu.capability[1]}; whole steps are captured from 7.0 on"
-        )
+    if gpu.capability < MIN_CAPABILITY:
+        capability = f"{gpu.capability[0]}.{gpu.capability[1]}"
+        return f"{gpu.name} has capability {capability}; whole steps are captured from 7.0 on"
     modality = modality_of(job)
     if modality.is_user_code or hasattr(getattr(job, "model", None), "file"):
         return "a replay does not run your own code, which may decide something in each step"

@@ -59,12 +59,12 @@ at best. A rate too high splits too little, which costs no more than the padding
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """Turn it on for texts: packed if encoder and memory allow; else cut, on a GPU where padding costs more."""
-    if obstacle := refuse(job, hardware, workload, PART_TOKENS):
+    obstacle = refuse(job, hardware, workload, PART_TOKENS)
+    if obstacle:
         return Choice(OFF, obstacle)
     if EFFECT(workload) is Effect.TRAINING:
-        return Choice(
-            OFF, "BatchNorm would see other batches, which changes the training result; used only if requested"
-        )
+        reason = "BatchNorm would see other batches, which changes the training result; used only if requested"
+        return Choice(OFF, reason)
     refusal = refuse(job, hardware, workload, PACKED) or _too_large(job, hardware, workload)
     if hardware.gpu is not None:
         return _choose_on_gpu(job, hardware, hardware.gpu, workload, refusal)
@@ -75,7 +75,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 def _choose_on_gpu(job: Job, hardware: Hardware, gpu: Gpu, workload: Workload | None, obstacle: str | None) -> Choice:
     """Choose packed rows if computing the padding takes longer than starting the kernels that avoid it."""
-    if obstacle := obstacle or _no_kernel(job, hardware, workload):
+    obstacle = obstacle or _no_kernel(job, hardware, workload)
+    if obstacle:
         tokens = pass_tokens(hardware, workload)
         reason = f"a batch is cut by length where that saves more than the {tokens:,} tokens of one more pass"
         return Choice(GPU_TOKENS, f"{reason}; not packed: {obstacle}")
@@ -130,11 +131,9 @@ def _too_large(job: Job, hardware: Hardware, workload: Workload | None) -> str |
         MAX_ROW_TOKENS * workload.token_bytes,
         gradient_checkpointing.bytes_for_activations(job, hardware, workload),
     )
-    return (
-        f"one sequence needs up to {format_bytes(need)}, {format_bytes(max(0, spare))} available"
-        if need > spare / 2
-        else None
-    )
+    if need > spare / 2:
+        return f"one sequence needs up to {format_bytes(need)}, {format_bytes(max(0, spare))} available"
+    return None
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
@@ -174,7 +173,7 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Make the step split its batches by length, or into rows that go through the network packed; a GPU on which they
+    """Make the step split its batches by length, or into rows that go through the network packed; a GPU where they
     do not is reported, and the batches are split.
     """
     from drivetrain.data.text.length_buckets import TokenSplitter
@@ -184,7 +183,8 @@ def apply(run: AssembledRun, value: Value) -> None:
     packed = run.step.forward.packed_compute if value == PACKED else None
     workload = inspect_network(run.model)
     if packed and run.hardware.gpu:
-        if obstacle := inspection.find_packing_obstacle(run.model, run.step.forward.dtype):
+        obstacle = inspection.find_packing_obstacle(run.model, run.step.forward.dtype)
+        if obstacle:
             run.events.add("unpadding", f"batches are cut by length, not packed: {obstacle}")
             packed, value = None, GPU_TOKENS
         workload = replace(workload, token_bytes=inspection.measure_token_bytes(run.model))

@@ -32,7 +32,7 @@ def finalize(
     """
     plan = refine(stored, job, machine, workload, measured)
     for row in plan.decisions:
-        old = stored.row(row.name)
+        old = stored.decision(row.name)
         if old.value != row.value:
             change = f"{row.name} changed from {format_value(old.value)} to {format_value(row.value)}"
             say(Detail(f"plan: {change}: {row.reason}"))
@@ -44,12 +44,13 @@ def finalize(
 
 def list_changes(stored: Plan, present: Plan) -> list[str]:
     """List the decisions that no longer hold in a run that resumes, a line for each with its reason."""
-    return [
-        f"{row.name} is {format_value(row.value)}, was {format_value(old.value)}: {row.reason}; results may no longer be "
-        "bit-identical to those of an uninterrupted run"
-        for row in present.decisions
-        if (old := stored.row(row.name)).value != row.value
-    ]
+    lines = []
+    for row in present.decisions:
+        old_value = stored.decision(row.name).value
+        if old_value != row.value:
+            change = f"{row.name} is {format_value(row.value)}, was {format_value(old_value)}: {row.reason}"
+            lines.append(f"{change}; results may no longer be bit-identical to those of an uninterrupted run")
+    return lines
 
 
 def refine(
@@ -64,7 +65,7 @@ def refine(
     }
     is_plain = all(row.source == "plain" for row in stored.decisions)
     new_plan = resolve(job, machine, workload, plain=is_plain, replay=values, measured=measured)
-    return new_plan.with_rows(_keep_reason(row, stored.row(row.name)) for row in new_plan.decisions)
+    return new_plan.with_rows(_keep_reason(row, stored.decision(row.name)) for row in new_plan.decisions)
 
 
 def _keep_reason(row: Decision, old: Decision) -> Decision:

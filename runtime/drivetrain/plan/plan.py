@@ -1,7 +1,7 @@
 """The plan: every decision with value, source, reason, effect and evidence, made once before the first step.
 
-Precedence: job > measured > the optimization's default. A value that the job requests and that is not possible is
-an error; a preference of ours that is not possible is a row in the plan.
+The first of these decides: a value learned from a failure, --plain, the job, a stored plan (--plan), a measurement, the
+rule of the optimization. A requested value that is not possible is an error; a preferred one gives its reason in the plan.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class Plan:
     seen: Mapping[str, Any] = field(default_factory=dict)
     """Effective values, read back by the trainer after assembly."""
 
-    def row(self, name: str) -> Decision:
+    def decision(self, name: str) -> Decision:
         """Return the decision of this name."""
-        return next(row for row in self.decisions if row.name == name)
+        return next(decision for decision in self.decisions if decision.name == name)
 
     def value(self, name: str) -> Value:
         """Return the value decided for one optimization."""
-        return self.row(name).value
+        return self.decision(name).value
 
     def values(self) -> dict[str, Value]:
         """Return all values by name, which `resolve` can replay."""
@@ -93,7 +93,7 @@ class Plan:
         """Return the plan with other values but unchanged reasons: for a trial, not for a record."""
         return self.with_rows(replace(row, value=values[row.name]) for row in self.decisions if row.name in values)
 
-    def only(self, names: Collection[str]) -> Plan:
+    def with_only(self, names: Collection[str]) -> Plan:
         """Return the plan with everything off except these."""
         off_values = optimizations.off_values()
         return self.with_values({name: value for name, value in off_values.items() if name not in names})
@@ -141,13 +141,8 @@ def resolve(
     if problems:
         raise SpecError(problems)
     selected_image = image_selection.choose_image(hardware)
-    return Plan(
-        tuple(decisions),
-        selected_image.word,
-        selected_image.reason,
-        find_profile(hardware),
-        tuple(_list_notes(job, hardware)),
-    )
+    notes = tuple(_list_notes(job, hardware))
+    return Plan(tuple(decisions), selected_image.word, selected_image.reason, find_profile(hardware), notes)
 
 
 def _decide(
@@ -163,7 +158,7 @@ def _decide(
     def make_decision(value: Value, source: str, reason: str, evidence: str | None = None) -> Decision:
         # Fixed values and process settings do not depend on the workload.
         depends = optimization.stage > optimizations.Stage.PROCESS
-        is_provisional = workload is None and source == "choice" and depends
+        is_provisional = workload is None and source == CHOICE and depends
         effect = optimizations.Effect.EXACT if value == optimization.off else optimization.effect(workload)
         return Decision(optimization.name, value, source, reason, str(effect), evidence, is_provisional)
 
@@ -177,12 +172,12 @@ def _decide(
         if obstacle is None:
             return make_decision(value, "file", "from the stored plan (--plan)")
         choice = optimization.choose(job, hardware, workload)
-        return make_decision(choice.value, "choice", f"the stored value {value} is not possible here: {obstacle}")
+        return make_decision(choice.value, CHOICE, f"the stored value {value} is not possible here: {obstacle}")
     measurement = measured.get(optimization.name)
     if measurement and optimization.refuse(job, hardware, workload, measurement.value) is None:
         return make_decision(measurement.value, "measured", f"measured on {measurement.date}", measurement.text)
     choice = optimization.choose(job, hardware, workload)
-    return make_decision(choice.value, "choice", choice.reason)
+    return make_decision(choice.value, CHOICE, choice.reason)
 
 
 def _list_notes(job: Job, hardware: Hardware) -> Iterator[str]:
@@ -298,7 +293,7 @@ def halve_micro_batch(plan: Plan, samples: int, reason: str) -> Plan | None:
     present_size = samples if value == "off" else min(samples, int(value))
     if present_size == 1:
         return None
-    row = plan.row("micro_batch").learn(present_size // 2, "memory", f"{reason} with {present_size} at a time")
+    row = plan.decision("micro_batch").learn(present_size // 2, "memory", f"{reason} with {present_size} at a time")
     return replace(plan.with_rows([row]), seen={})
 
 

@@ -1,4 +1,4 @@
-"""Finds the trained model of an earlier run, from which a job starts (`model: {from: runs/NAME-001}`)."""
+"""Finds the trained model of an earlier run, where a job starts (`model: {from: runs/NAME-001}`)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,6 @@ def find(job: Job) -> EarlierModel | None:
         config = read_config(folder)
     except CheckpointError as error:
         _refuse(job, error.given, error.possible, error.action)
-    data_kind, job_kind = config["preprocessing"].get("kind"), modality_of(job).kind
     if config["builder"] in ("own", "python"):
         _refuse(
             job,
@@ -70,13 +69,11 @@ def find(job: Job) -> EarlierModel | None:
             "a built-in network, or one of transformers or timm",
             f"name its file, and start from the weights: model: {{file: ..., weights: {folder / WEIGHTS}}}",
         )
-    if data_kind != job_kind:
-        _refuse(
-            job,
-            f"{folder} was trained on {data_kind}, and {job.task} trains on {job_kind}",
-            f"a run on {job_kind}",
-            "use another run",
-        )
+    trained_kind = config["preprocessing"].get("kind")
+    job_kind = modality_of(job).kind
+    if trained_kind != job_kind:
+        mismatch = f"{folder} was trained on {trained_kind}, and {job.task} trains on {job_kind}"
+        _refuse(job, mismatch, f"a run on {job_kind}", "use another run")
     return EarlierModel(
         job,
         folder,

@@ -50,8 +50,8 @@ class Fetched:
     """Paths of all files of the repository."""
     readme: str = ""
     """The content of a dataset's README.md."""
-    new: tuple[str, ...] = ()
-    """Files that were downloaded by this call."""
+    downloaded: tuple[str, ...] = ()
+    """Names of the files that this call downloaded."""
     note: str = ""
     """What could not be checked; empty if everything was checked."""
 
@@ -61,7 +61,7 @@ class Fetched:
         return f"{self.name} at {self.commit[:12]}"
 
     @property
-    def converted(self) -> str:
+    def converted_from(self) -> str:
         """The pickle from which model.safetensors was converted; empty if the hub has model.safetensors."""
         is_own = any(file.name == WEIGHTS for file in self.files) and WEIGHTS not in self.paths
         return PICKLE if is_own and PICKLE in self.paths else ""
@@ -97,7 +97,7 @@ def _select(
     commit = repository.commit_of(revision)
     readme = repository.read_readme(commit)
     needed = _choose_names(repository, paths, choose, readme)
-    files = tuple(file for name in needed if (file := find_file(name)))
+    files = tuple(file for file in map(find_file, needed) if file)
     if len(files) < len(needed):
         return None
     return Fetched(repository.name, commit, repository.folder(commit), files, revision, paths, readme)
@@ -122,7 +122,8 @@ def fetch(
         HubError: if there is no such repository, or it cannot be downloaded, or from `choose`.
         StorageError: if the cache cannot be written.
     """
-    if not update and (cached := find_cached(repository, revision, choose)):
+    cached = None if update else find_cached(repository, revision, choose)
+    if cached:
         return cached
     try:
         client = hub_client.connect(repository.name, repository.kind, say)
@@ -136,11 +137,11 @@ def fetch(
     except HubError as error:
         if update:
             raise
-        return _take_unrecorded(repository, revision, choose, error)
+        return _use_foreign_files(repository, revision, choose, error)
 
 
-def _take_unrecorded(repository: Repository, revision: str, choose: Choose, error: HubError) -> Fetched:
-    """Take the files that another program has put into the cache, if the hub gives none.
+def _use_foreign_files(repository: Repository, revision: str, choose: Choose, error: HubError) -> Fetched:
+    """Use the files that another program has put into the cache, if the hub gives none.
 
     Raises:
         HubError: if there are none, or not all needed files.
@@ -150,7 +151,9 @@ def _take_unrecorded(repository: Repository, revision: str, choose: Choose, erro
     record = repository.read_record(commit)
     try:
         paths = tuple(record.listed if record else in_cache)
-        fetched = in_cache and _select(repository, revision, paths, partial(repository.read_file, commit), choose)
+        fetched = None
+        if in_cache:
+            fetched = _select(repository, revision, paths, partial(repository.read_file, commit), choose)
     except HubError:
         if repository.kind is not NETWORK:  # the data is there, and the job has to say which
             raise
@@ -177,7 +180,8 @@ def _download_missing(client: HubClient, repository: Repository, commit: str, ch
         # Without this list, files that got their names before a kill would be taken for the whole repository.
         repository.write_record(commit, record)
     listed, readme = record.listed, ""
-    if described := listed.get(repository.kind.readme):
+    described = listed.get(repository.kind.readme)
+    if described:
         _download(client, repository, commit, [described], DownloadProgress("hub", described.size, client.say))
         readme = repository.blob(described).read_text(encoding="utf-8", errors="replace")
     files = [listed[name] for name in _choose_names(repository, tuple(listed), choose, readme)]
@@ -188,7 +192,8 @@ def _download_missing(client: HubClient, repository: Repository, commit: str, ch
         f"file{'s' * (len(missing) != 1)}, {total / 1e6:,.1f} MB"
     )
     _download(client, repository, commit, missing, DownloadProgress("hub", total, client.say))
-    if pickle := next((file for file in files if file.name == PICKLE), None):
+    pickle = next((file for file in files if file.name == PICKLE), None)
+    if pickle:
         files[files.index(pickle)] = _convert(client, repository, pickle)
         if pickle in missing:
             repository.blob(pickle).unlink()
@@ -196,8 +201,8 @@ def _download_missing(client: HubClient, repository: Repository, commit: str, ch
     repository.link(files, folder)
     checked = record.checked | {file.name: file for file in files}
     repository.write_record(commit, CommitRecord(listed, checked))
-    new = tuple(file.name for file in missing)
-    return Fetched(repository.name, commit, folder, tuple(files), commit, tuple(listed), readme, new)
+    downloaded = tuple(file.name for file in missing)
+    return Fetched(repository.name, commit, folder, tuple(files), commit, tuple(listed), readme, downloaded)
 
 
 def _download(
@@ -225,17 +230,7 @@ def _convert(client: HubClient, repository: Repository, pickle: HubFile) -> HubF
 
 
 def fetch_network(name: str, revision: str, say: Callable[[str], None] = say_line, *, update: bool = False) -> Fetched:
-    """Fetch a network from the cache or, if it is not there, from the hub.
-
-    Args:
-        name: its name, such as `google-bert/bert-base-cased`.
-        revision: a branch, a tag or a commit.
-        update: whether to ask the hub for the current commit of a branch or tag, whatever the cache has.
-
-    Raises:
-        HubError: if there is none, or it cannot be downloaded or used.
-        StorageError: if the cache cannot be written.
-    """
+    """Fetch a network by its name, such as `google-bert/bert-base-cased`; see `fetch`."""
     return fetch(find_repository(name, NETWORK), revision, _choose_network_files, say, update=update)
 
 
@@ -252,7 +247,8 @@ def _choose_network_files(paths: Sequence[str], readme: str) -> list[str]:
     configuration += [path for path in paths if path == families.POOLING_FILE]
     if WEIGHTS in names:
         return [*(name for name in configuration if name != INDEX), WEIGHTS]
-    if INDEX in names and (shards := [shard for name in names if (shard := _SHARD.fullmatch(name))]):
+    shards = [shard for shard in map(_SHARD.fullmatch, names) if shard]
+    if INDEX in names and shards:
         counts = Counter(int(shard["count"]) for shard in shards)
         if all(present < count for count, present in counts.items()):
             raise HubError("lacks a part of its weights", _POSSIBLE, "use another network")

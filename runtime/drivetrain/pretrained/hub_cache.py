@@ -39,7 +39,8 @@ def find_home(environ: Mapping[str, str] = os.environ) -> Path:
 
 def find_token(environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
     """Find the token, and the variable or file that holds it, as `hf auth login` stores it; both empty if there is none."""
-    if token := environ.get("HF_TOKEN", ""):
+    token = environ.get("HF_TOKEN", "")
+    if token:
         return token.strip(), "HF_TOKEN"
     path = Path(os.path.expanduser(environ.get("HF_TOKEN_PATH") or find_home(environ) / "token"))
     token = _read_text(path).strip()

@@ -125,7 +125,7 @@ def _list_config_files(paths: Sequence[str], row: Mapping[str, Any]) -> Files:
 
 
 def _match_paths(paths: Iterable[str], pattern: str) -> list[str]:
-    """Return the paths that match a pattern, in which ** stands for folders, and * for a part of a name."""
+    """Return the paths that match a pattern, where ** stands for folders, and * for a part of a name."""
     depth = None if "**" in pattern else pattern.count("/")
     # The * of fnmatch also matches slashes.
     flat_pattern = pattern.replace("**/", "*")

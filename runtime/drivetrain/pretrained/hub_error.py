@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class HubKind:
-    """A kind of repositories of the hub, on which addresses and messages depend."""
+    """A kind of repositories of the hub; addresses and messages depend on it."""
 
     noun: str
     folder: str

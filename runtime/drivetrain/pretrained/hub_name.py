@@ -13,9 +13,12 @@ from drivetrain.storage.remote_address import is_remote
 def find_weights_name(job: Job) -> str:
     """Find the folder or name of pretrained weights; empty if the job names none."""
     model = getattr(job, "model", None)
-    if isinstance(model, ImageNetwork | ImageTimm):
-        default_name = RESNET_WEIGHTS.get(model.name, "") if isinstance(model, ImageNetwork) else f"timm/{model.name}"
-        return default_name if model.pretrained is True else model.pretrained or ""
+    if isinstance(model, ImageNetwork | ImageTimm) and model.pretrained is not True:
+        return model.pretrained or ""
+    if isinstance(model, ImageTimm):
+        return f"timm/{model.name}"
+    if isinstance(model, ImageNetwork):
+        return RESNET_WEIGHTS.get(model.name, "")
     return str(getattr(model, "name", "")) if getattr(model, "source", None) == "transformers" else ""
 
 

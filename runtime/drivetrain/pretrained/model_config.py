@@ -21,7 +21,7 @@ CONFIG, FORMAT = "config.json", 2
 
 
 def _check_sizes(arguments: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Refuse numbers above 32 bits, for which layers of torch compute wrong results or never return."""
+    """Refuse numbers above 32 bits: layers of torch compute wrong results with them, or never return."""
     values: list[JsonValue] = [arguments]
     while values:
         value = values.pop()

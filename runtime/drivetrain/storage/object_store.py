@@ -94,7 +94,7 @@ class ObjectStore:
         chunks = self._ask(
             "read", name, lambda: iter(_client().get(self._store, name).stream(min_chunk_size=CHUNK_BYTES))
         )
-        while (chunk := self._ask("read", name, lambda: next(chunks, None))) is not None:
+        for chunk in iter(lambda: self._ask("read", name, lambda: next(chunks, None)), None):
             yield bytes(chunk)
 
     def get_file(self, name: str, path: Path, count: Callable[[int], None] = lambda size: None) -> None:

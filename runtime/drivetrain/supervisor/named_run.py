@@ -30,7 +30,6 @@ def parse_parent(text: str, *, is_copied: bool = True) -> Path:
     """Return the folder of `--runs`; raises SpecError for an address.
 
     Args:
-        text: value of the option.
         is_copied: whether the command accepts `checkpoint.copy_to`, which the error suggests.
     """
     address = SCHEME.match(text)

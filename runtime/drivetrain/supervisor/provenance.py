@@ -50,12 +50,7 @@ def describe_inputs(run: Path) -> dict[str, object]:
 
 
 def add_commit(earlier_commits: Sequence[str], source: str) -> list[str]:
-    """Return the commits of a run's attempts, including the attempt that begins now.
-
-    Args:
-        earlier_commits: commits of earlier attempts.
-        source: path of the spec, or of the program that trains.
-    """
+    """Return the commits of a run's attempts, including the attempt of `source` (a spec or program) that begins now."""
     current = os.environ.get(COMMIT) or read_commit(Path(source).absolute().parent)
     if current is None or current in earlier_commits[-1:]:
         return [*earlier_commits]
@@ -66,8 +61,11 @@ def read_commit(folder: Path) -> str | None:
     """Return the checked-out commit of a folder's repository; None without a repository or a first commit."""
     folder = Path(os.path.realpath(folder))
     directory = next(filter(None, map(_find_git_directory, (folder, *folder.parents))), None)
-    head = _read_small(directory / "HEAD") if directory else ""
-    if directory and (branch := _BRANCH.fullmatch(head)):
+    if directory is None:
+        return None
+    head = _read_small(directory / "HEAD")
+    branch = _BRANCH.fullmatch(head)
+    if branch:
         shared = _find_shared_directory(directory)
         packed = re.search(rf"^(\w+) {re.escape(branch[1])}$", _read_small(shared / "packed-refs"), re.MULTILINE)
         head = _read_small(shared / branch[1]) or (packed[1] if packed else "")

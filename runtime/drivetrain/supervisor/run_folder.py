@@ -218,11 +218,7 @@ def keep_defaults(run: Path, job: Job) -> Job:
 
 
 def keep_revisions(run: Path, job: Job) -> list[str]:
-    """List `key.path=value` for data at the commits of the continued run, and print them.
-
-    Args:
-        job: current job with the current commits.
-    """
+    """List `key.path=value` for data at the commits of the continued run, not the current ones, and print them."""
     assignments = list(_assign_commits(run, job))
     if assignments:
         say(f"data: {run} continues with its original commit: {', '.join(assignments)}")

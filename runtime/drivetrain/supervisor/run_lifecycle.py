@@ -89,7 +89,7 @@ class RunLifecycle:
             self.tracker.finish()
 
     def describe_progress(self) -> str:
-        """Describe the last checkpoint of a run that ended at once, and the step at which the same command continues."""
+        """Describe the last checkpoint of a run that ended at once, and the step where the same command continues."""
         checkpoints = run_files.list_checkpoints(self.run.path / run_files.CHECKPOINTS)
         if checkpoints:
             return f"saved up to step {run_files.parse_suffix(checkpoints[-1]):,}, where the same command resumes"

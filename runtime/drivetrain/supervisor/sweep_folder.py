@@ -171,7 +171,7 @@ def find_metric(job: Job) -> str:
 
 
 def _count_warmup_epochs(job: Job) -> int:
-    """Count the epochs at the start of a trial in which it is not ended early."""
+    """Count the epochs at the start of a trial that never end it early."""
     ranges = {parameter.key: parameter for parameter in job.parameters}
     longest = ranges.get("train.epochs")
     numbers = [choice for choice in longest.choices if isinstance(choice, int | float)] if longest else []

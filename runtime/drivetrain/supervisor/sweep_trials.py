@@ -227,7 +227,8 @@ class _TrialWatch:
 
     def is_worse(self) -> bool:
         """Report the epochs since the last call; returns whether the trial must end early or has ended early."""
-        if self.tail is None and (run := self.folder.find_run(self.trial.number)):
+        run = self.folder.find_run(self.trial.number)
+        if self.tail is None and run:
             self.tail = JsonLinesTail(RunFiles(run), METRICS_FILE)
         if self.tail is None or self.is_ended:
             return self.is_ended

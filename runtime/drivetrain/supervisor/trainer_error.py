@@ -10,13 +10,13 @@ from typing import Any
 from drivetrain.errors import DrivetrainError
 from drivetrain.system.files import read_json, write_json
 
-ERROR_FILE = "DRIVETRAIN_ERROR_FILE"
+ERROR_FILE_VARIABLE = "DRIVETRAIN_ERROR_FILE"
 """Environment variable with the file for the error; without it the error is not stored."""
 
 
 def store_error(error: DrivetrainError) -> None:
     """Write the error to the file named in the environment, if there is one."""
-    path = os.environ.get(ERROR_FILE)
+    path = os.environ.get(ERROR_FILE_VARIABLE)
     if path:
         with contextlib.suppress(OSError, DrivetrainError):  # stderr has the error too
             write_json(Path(path), error.to_json())

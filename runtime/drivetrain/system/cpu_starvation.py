@@ -24,7 +24,7 @@ def read_waited_seconds(processes: Iterable[int] | None = None, root: Path = Pat
 
 
 def read_busy_seconds(cpus: Iterable[int], root: Path = Path("/proc")) -> float | None:
-    """Return the seconds since boot for which these CPUs were busy; None if the kernel does not count them."""
+    """Return the busy seconds of these CPUs since boot; None if the kernel does not count them."""
     try:
         fields = [line.split() for line in (root / "stat").read_text(encoding="ascii").splitlines()]
         ticks = {row[0]: [int(value) for value in row[1:9]] for row in fields if row[0].startswith("cpu")}

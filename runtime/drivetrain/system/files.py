@@ -38,8 +38,7 @@ USER_RWX = 0o700
 def make_folder(path: Path, mode: int = 0o777) -> None:
     """Create a folder with its parents, if they do not exist; raises StorageError if that fails.
 
-    Args:
-        mode: of the folder itself, less the bits of the process's umask.
+    Only the folder itself gets `mode`, less the bits of the process's umask.
     """
     with blame_storage(path):
         path.mkdir(mode, parents=True, exist_ok=True)
@@ -217,17 +216,15 @@ def describe_special_file(path: Path) -> str:
 
 
 def open_file(path: Path, flags: int = 0) -> io.BufferedReader:
-    """Open a file that a user names, for reading.
-
-    Args:
-        flags: of `os.open`, beside those that a pipe needs.
+    """Open a file that a user names, for reading, with more `flags` of `os.open`.
 
     Raises:
         OSError: if it cannot be opened; EINVAL for a pipe, a socket or a device, where reading could wait for ever.
     """
-    if kind := describe_special_file(path):
+    kind = describe_special_file(path)
+    if kind:
         raise OSError(errno.EINVAL, kind, str(path))
-    # One that somebody puts in place meanwhile does not block either.
+    # A pipe that takes the file's place in the meantime does not block either.
     return open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags | os.O_NONBLOCK))
 
 

@@ -103,8 +103,8 @@ def release_free_memory() -> None:
     """Make the allocator return free pages, which would count as used; tcmalloc keeps even the largest blocks."""
     ours = ctypes.CDLL(None)
     for name, arguments in (("MallocExtension_ReleaseFreeMemory", ()), ("malloc_trim", (0,))):
-        if function := getattr(ours, name, None):
-            function(*arguments)
+        if hasattr(ours, name):
+            getattr(ours, name)(*arguments)
 
 
 def check_threads(count: int = 20) -> None:

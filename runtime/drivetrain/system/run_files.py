@@ -268,9 +268,8 @@ def _read_limited(file: IO[Any]) -> Any:
     size = os.fstat(file.fileno()).st_size
     if size > MAX_FILE_BYTES:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), file.name)
-    return file.read(
-        size + 1
-    )  # a read allocates as much as it asks for; who needs more than the file had reads it again
+    # A read allocates as much as it asks for; who needs more than the file had reads it again.
+    return file.read(size + 1)
 
 
 def read_lines(file: IO[Any]) -> Iterator[Any]:
@@ -302,9 +301,11 @@ class JsonLinesTail:
                 self.offset, self.inode = 0 if is_rewritten else self.offset, status.st_ino
                 file.seek(self.offset)
                 for line in read_lines(file):
+                    row = parse_row(line)
                     if line.endswith(b"\n"):
                         self.offset += len(line)
-                        rows += [row] if (row := parse_row(line)) is not None else []
+                        if row is not None:
+                            rows.append(row)
         except OSError:
             pass  # the rows so far count
         return rows, is_rewritten
@@ -312,7 +313,8 @@ class JsonLinesTail:
 
 def refuse_links(run: Path) -> None:
     """Check that a run folder and all below it are folders and regular files; raises CheckpointError if not."""
-    if entry := next(find_links(run), None):
+    entry = next(find_links(run), None)
+    if entry:
         raise CheckpointError(f"{entry}, which could lead out of the run folder", LINKS_POSSIBLE, LINKS_ACTION)
 
 

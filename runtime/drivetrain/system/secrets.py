@@ -16,12 +16,12 @@ from drivetrain.system.console import say_aside
 FOLDER = Path("/run/secrets")
 """Where compose mounts secrets too."""
 CERTIFICATES_FILE = "ca"
-"""A file of certificates, those that the build of the image is given; the others are called like their variable."""
+"""The file with CA certificates. Every other file is named after the environment variable that it sets."""
 CERTIFICATE_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 """Variables that Python itself, requests and curl read."""
 FILE_SUFFIX = ".file"
 """Ends the name of a file whose variable holds its path, not its content."""
-MIN_SECRET_LENGTH = 5
+MAX_WORD_LENGTH = 5
 """Values of so few characters, such as `1`, are words and no secrets."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -41,8 +41,8 @@ def load_secrets(environ: MutableMapping[str, str] = os.environ, folder: Path = 
         if not _NAME.fullmatch(name) or not path.is_file() or not path.stat().st_size:
             continue  # compose mounts an empty device for a secret that was not given
         if path.name == CERTIFICATES_FILE:
-            for name in CERTIFICATE_VARIABLES:
-                environ.setdefault(name, str(path))
+            for variable in CERTIFICATE_VARIABLES:
+                environ.setdefault(variable, str(path))
             continue
         try:
             value = os.fsdecode(path.read_bytes()).removesuffix("\n") if name == path.name else str(path)
@@ -66,6 +66,6 @@ def mask_secrets(text: str, environ: Mapping[str, str] = os.environ, folder: Pat
             with contextlib.suppress(OSError):
                 values.add(os.fsdecode((folder / name).read_bytes()).strip())
     for value in sorted(values, key=len, reverse=True):
-        if len(value) > MIN_SECRET_LENGTH:
+        if len(value) > MAX_WORD_LENGTH:
             text = text.replace(value, "***")
     return text

@@ -147,7 +147,8 @@ def handle_as_worker() -> None:
 def die_with_parent(parent: int) -> None:
     """Ask the kernel to send SIGKILL when our parent dies; an orphan would continue unnoticed."""
     pr_set_pdeathsig = 1
-    if prctl := getattr(ctypes.CDLL(None), "prctl", None):
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl:
         prctl(pr_set_pdeathsig, signal.SIGKILL)
     else:  # macOS
         threading.Thread(target=_end_after_parent, args=[parent], daemon=True).start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from drivetrain.job import lower_is_better
@@ -26,9 +27,10 @@ class BestValue:
         Ties go to the lower `loss`: on few samples an accuracy soon reaches its maximum, while the network still improves.
         """
         direction = -1 if lower_is_better(self.metric) else 1
-        improved = value == value and (self.best is None or direction * (value - self.best) > self.min_delta)
         if value == self.best and loss is not None and self.loss is not None:
             improved = loss < self.loss
+        else:
+            improved = not math.isnan(value) and (self.best is None or direction * (value - self.best) > self.min_delta)
         if improved:
             self.best, self.step, self.epoch, self.waited, self.loss = value, step, epoch, 0, loss
         else:

@@ -42,9 +42,12 @@ class OutageLog:
 
     def note_attempt(self, error: Failure | OSError | None) -> None:
         """Report the error of an attempt, or None for success, if that is news."""
-        problem = ""
-        if error is not None:
-            problem = error.given if isinstance(error, Failure) else f"{error.filename}: {error.strerror}"
+        if error is None:
+            problem = ""
+        elif isinstance(error, Failure):
+            problem = error.given
+        else:
+            problem = f"{error.filename}: {error.strerror}"
         if problem and problem != self.problem:
             self.events.add(self.kind, f"{problem}; training goes on, and what is missing is sent later")
             if isinstance(error, Failure) and error.action:

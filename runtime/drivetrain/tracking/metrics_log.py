@@ -83,7 +83,8 @@ class MetricsLog:
 
     def _save_damaged(self, lines: list[int], step: int) -> None:
         """Copy the file before its unreadable lines are removed, and report it."""
-        copy = next(name for n in itertools.count(1) if not self.files.is_file(name := DAMAGED_FILE.format(n)))
+        copies = map(DAMAGED_FILE.format, itertools.count(1))
+        copy = next(name for name in copies if not self.files.is_file(name))
         with (
             blame_storage(self.files.path / copy),
             self.files.open(METRICS_FILE, "rb") as damaged_file,

@@ -53,7 +53,8 @@ def collect_tags(run: Path) -> dict[str, str]:
     files = RunFiles(run)
     tags = {"drivetrain.version": VERSION, "commit": next(iter(RunState.read(run).commits), "")}
     tags["hardware.cpu"] = str(read_mapping(files.read_object(run_files.HARDWARE_FILE), "cpu").get("model", ""))
-    if best := RunResult.read(run).best:
+    best = RunResult.read(run).best
+    if best:
         tags["best"] = f"{best.metric} {best.value:.6g} at step {best.step}"
     for row in read_objects(files.read_object(run_files.PLAN_FILE), "decisions"):
         tags[f"plan.{row.get('name')}"] = f"{row.get('value')} ({row.get('source')}: {row.get('reason')})"

@@ -41,16 +41,13 @@ def start_tracker(run: Path, track: Track | None) -> RunTracker | None:
     if track is None:
         return None
     kind, address = track.target
-    if (package := PACKAGES.get(kind)) and find_spec(kind) is None:
-        error = TrackerError(
-            f"track.{kind}: {package} is not installed, so this run is not tracked",
-            "the client of the server",
-            f"make image-{image} EXTRAS={kind}"
-            if (image := environ.get("DRIVETRAIN_IMAGE"))
-            else f"{sys.executable} -m pip install {package}",
-        )
-        EventLog(run).add("tracker", error.given)
-        say(f"  possible: {error.possible}\n  do:       {error.action}")
+    package, image = PACKAGES.get(kind), environ.get("DRIVETRAIN_IMAGE")
+    if package and find_spec(kind) is None:
+        action = f"{sys.executable} -m pip install {package}"
+        if image:
+            action = f"make image-{image} EXTRAS={kind}"
+        EventLog(run).add("tracker", f"track.{kind}: {package} is not installed, so this run is not tracked")
+        say(f"  possible: the client of the server\n  do:       {action}")
         return None
     name = track.experiment or str(read_stored_spec(run).data.get("name") or run.name)
     server = importlib.import_module(f"drivetrain.tracking.servers.{kind}")
@@ -58,13 +55,7 @@ def start_tracker(run: Path, track: Track | None) -> RunTracker | None:
 
 
 class RunTracker:
-    """The thread that copies one run.
-
-    Args:
-        run: its folder.
-        tracker: the client of the server.
-        server: names it in messages.
-    """
+    """The thread that copies one run to a server, which messages call `server`."""
 
     def __init__(self, run: Path, tracker: Tracker, server: str) -> None:
         self.run, self.tracker, self.server = run, tracker, server
@@ -84,10 +75,8 @@ class RunTracker:
         self.thread.join(FINISH_SECONDS)
         if self.thread.is_alive():
             self.is_cancelled = True
-            text = (
-                f"{self.server} did not take the end of the run within {FINISH_SECONDS:g} s; {self.run} has everything"
-            )
-            EventLog(self.run).add("tracker", text)
+            text = f"{self.server} did not take the end of the run within {FINISH_SECONDS:g} s"
+            EventLog(self.run).add("tracker", f"{text}; {self.run} has everything")
 
     def _copy(self) -> None:
         is_due = True  # the run is created at once

@@ -97,7 +97,7 @@ def load_assembly(folder: Path, job: Job, signals: Signals, timer: PhaseTimer | 
             facts = meter.count_activations(facts, built_model.module, dataset)
     plan = final_plan.finalize(job, machine, plans.load(folder / PLAN_FILE), facts, say)
     if facts.indivisible and plan.value("micro_batch") != "off":
-        raise cannot_split_error(plan.row("micro_batch").reason, facts.indivisible)
+        raise cannot_split_error(plan.decision("micro_batch").reason, facts.indivisible)
     return Assembly(job, machine, plan, folder, dataset, built_model, signals, facts)
 
 

@@ -100,7 +100,7 @@ def check_short_run(builder: VariantBuilder) -> dict[str, Measurement]:
     """
     run = builder.run
     builder.compared_steps = COMPARED_STEPS
-    precision = run.plan.row("precision")
+    precision = run.plan.decision("precision")
     measurements: dict[str, Measurement] = {}
     if precision.source == CHOICE and precision.value in variants.SHORT_FORMATS:
         measurements = check_short_format(builder)
@@ -185,7 +185,7 @@ def _list_suspects(plan: Plan) -> list[Optimization]:
     """List the active optimizations that the job did not request and that may round differently, latest stage first."""
     suspects = []
     for optimization in reversed(optimizations.every()):
-        row = plan.row(optimization.name)
+        row = plan.decision(optimization.name)
         is_active_default = row.source == CHOICE and row.value != optimization.off
         # The whole process has the same threads, libraries and loader workers, in the reference too.
         is_switchable = optimization.stage not in (Stage.PROCESS, Stage.LOADER)

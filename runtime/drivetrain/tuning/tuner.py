@@ -137,7 +137,7 @@ class Tuner(VariantBuilder):
     def _list_candidates(self, plan: Plan, *, quick_only: bool = False) -> Iterator[tuple[Optimization, Value]]:
         job, hardware = self.run.job, self.run.hardware
         for optimization in optimizations.every():
-            is_decided = plan.row(optimization.name).source != CHOICE
+            is_decided = plan.decision(optimization.name).source != CHOICE
             is_left_out = quick_only and not optimization.quick
             if is_decided or is_left_out or optimization.stage in (Stage.PROCESS, Stage.LOADER):
                 continue

@@ -181,7 +181,7 @@ def turn_everything_off(plan: Plan, no_dropout: bool) -> Plan:
     off_values: dict[str, Value] = {}
     for setting in optimizations.every():
         is_switchable = setting.stage is not Stage.PROCESS and (no_dropout or not setting.redraws)
-        if is_switchable and plan.row(setting.name).effect != Effect.TRAINING:
+        if is_switchable and plan.decision(setting.name).effect != Effect.TRAINING:
             off_values[setting.name] = setting.off
     return plan.with_values(off_values)
 

@@ -176,7 +176,7 @@ def test_a_generator_and_targets_without_names_are_refused(tmp_path: Path) -> No
 def test_what_would_read_all_of_it_is_left_out(tmp_path: Path) -> None:
     job = own_job.job(tmp_path, {"my_data.py": DATA}, data=NAMES, train="epoch_steps: 3")
     dataset = load(job)
-    (row,) = measure.measure(job, dataset, 60)
+    (row,) = measure.fit_simple_models(job, dataset, 60)
     assert isinstance(row, Skipped)
     assert says(row.reason, "training-data-iterable-fair")
     hardware, workload = read_hardware(MACHINES / "t4.json"), Workload(streams=True, decoded=False)

@@ -122,5 +122,5 @@ def test_a_simple_model_reads_letters_where_words_are_long(tmp_path: Path) -> No
     # Even where the tokens say nothing.
     for split in (dataset.train, dataset.validation):
         split.tokens.flat[:] = 1  # type: ignore[attr-defined]
-    rows = {row.name: row for row in measure.measure(job, dataset, np.inf) if isinstance(row, Baseline)}
+    rows = {row.name: row for row in measure.fit_simple_models(job, dataset, np.inf) if isinstance(row, Baseline)}
     assert rows[LINEAR].metrics["validation/accuracy"] == 1.0

@@ -205,13 +205,15 @@ def _download_newest(
         if parse_suffix(stored) <= local_step:
             return None
         name = stored.partition("/")[2]
-        if mismatch := _download_folder(store, names, stored, folder / name):
+        mismatch = _download_folder(store, names, stored, folder / name)
+        if mismatch:
             damaged.append(describe_damaged(name, mismatch))
             report(damaged[-1])
             continue
         best = f"best-{find_best_step(RunFiles(folder / name).read_object(STATE_FILE))}"
         folders = [path for path in find_whole(names, "best") if path.endswith(f"/{best}")]
-        if folders and (mismatch := _download_folder(store, names, folders[-1], folder / best)):
+        mismatch = _download_folder(store, names, folders[-1], folder / best) if folders else None
+        if mismatch:
             report(f"checkpoint {best} is damaged: {mismatch}; it is not used")
         return name
     if damaged and local_step < 0:
@@ -224,6 +226,7 @@ def _download_folder(store: ObjectStore, names: Sequence[str], stored: str, fold
     part = re.compile(f"{CHECKPOINTS}/{stored}/({PLAIN_NAME.pattern})")
     for match in filter(None, map(part.fullmatch, names)):
         store.get_file(match[0], folder / match[1])
-    if mismatch := verify(folder):
+    mismatch = verify(folder)
+    if mismatch:
         shutil.rmtree(folder)
     return mismatch

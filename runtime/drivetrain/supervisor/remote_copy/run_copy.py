@@ -106,8 +106,8 @@ class Attempt:
 
 def list_attempts(store: ObjectStore) -> list[int]:
     """List the numbers of the attempts, which are consecutive."""
-    names = (entry.name for entry in store.objects(ATTEMPTS))
-    return sorted(int(match[1]) for name in names if (match := re.fullmatch(rf"{ATTEMPTS}/(\d{{6}})\.json", name)))
+    matches = [re.fullmatch(rf"{ATTEMPTS}/(\d{{6}})\.json", entry.name) for entry in store.objects(ATTEMPTS)]
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def list_names(store: ObjectStore) -> list[str]:
@@ -207,7 +207,8 @@ class RunCopy:
                 name, present = path.relative_to(self.run).as_posix(), stamp(path)
                 if is_small(name) and name != STATE_FILE and present not in ("", self._stamps.get(name)):
                     with contextlib.ExitStack() as stack:
-                        if not path.is_symlink() and (file := _open(path, stack)):
+                        file = None if path.is_symlink() else _open(path, stack)
+                        if file:
                             self._send_file(name, file)
                             self._stamps[name] = present
 
@@ -229,8 +230,10 @@ def _open(path: Path, stack: contextlib.ExitStack) -> BinaryIO | None:
 def _open_folder(folder: Path, stack: contextlib.ExitStack) -> dict[str, BinaryIO]:
     """Open the files of a checkpoint, MANIFEST.json last; empty if one is missing."""
     paths = sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []
-    files = {path.name: file for path in paths if (file := _open(path, stack))}
-    return files if MANIFEST in files and len(files) == len(paths) else {}
+    files = [_open(path, stack) for path in paths]
+    if not all(files) or MANIFEST not in (path.name for path in paths):
+        return {}
+    return {path.name: file for path, file in zip(paths, files, strict=True) if file}
 
 
 class _Abandoned(Exception):

@@ -145,7 +145,8 @@ class RunReader:
             if step is None or epoch is None:
                 continue
             view.step = max(view.step, step)
-            if (loss := parse_number(row.get("train/loss"))) is not None:
+            loss = parse_number(row.get("train/loss"))
+            if loss is not None:
                 view.loss.add(loss)
                 view.epoch = epoch + 1
             self._add_evaluation(row, step, epoch)
@@ -153,11 +154,11 @@ class RunReader:
     def _add_evaluation(self, row: Mapping[str, Any], step: int, epoch: int) -> None:
         """Record the watched metric; if the spec names none, the first score, or the loss."""
         view = self.view
-        scores = {
-            name: value
-            for name in row
-            if name.startswith("validation/") and (value := parse_number(row[name])) is not None
-        }
+        scores = {}
+        for name in row:
+            value = parse_number(row[name])
+            if name.startswith("validation/") and value is not None:
+                scores[name] = value
         if not view.metric and scores:
             view.metric = next((name for name in scores if not name.endswith("/loss")), next(iter(scores)))
         for name, value in scores.items():
@@ -201,8 +202,10 @@ class RunReader:
         waited = max(0.0, ready - self.waited - max(0.0, throttled - self.throttled)) / span / (view.cpus or 1.0)
         view.crowded = min(idle, waited) if view.sample else 0.0
         self.throttled, self.waited, view.elapsed = throttled, ready, self.latest
-        view.sample = {name: value for name in row if (value := read_number(row, name)) is not None}
-        if speed := read_number(row, "samples_per_second"):  # there is none during an evaluation
-            view.speed.add(speed)
-        if self.time_left and (step := read_integer(row, "step")) is not None:
+        numbers = {name: read_number(row, name) for name in row}
+        view.sample = {name: value for name, value in numbers.items() if value is not None}
+        if view.sample.get("samples_per_second"):  # there is none during an evaluation
+            view.speed.add(view.sample["samples_per_second"])
+        step = read_integer(row, "step")
+        if self.time_left and step is not None:
             self.time_left.add(self.latest, step)

@@ -72,11 +72,9 @@ class MlflowTracker:
         """Send the metrics; the server keeps equal points once."""
         from mlflow.entities import Metric
 
-        points = [
-            Metric(_clean(name), value, row.milliseconds, row.step)
-            for row in rows
-            for name, value in row.values.items()
-        ]
+        points = []
+        for row in rows:
+            points += [Metric(_clean(name), value, row.milliseconds, row.step) for name, value in row.values.items()]
         for start in range(0, len(points), POINTS):
             self._log(metrics=points[start : start + POINTS])
         self._set_tags({STEP: str(rows[-1].step)})
@@ -88,7 +86,8 @@ class MlflowTracker:
             self.run.info.run_id, STATUS_NAMES.get(status, "FAILED"), time.time_ns() // 1_000_000
         )
         # A server may name any folder of this machine for its files.
-        if not (folder := self.run.info.artifact_uri).startswith("mlflow-artifacts:"):
+        folder = self.run.info.artifact_uri
+        if not folder.startswith("mlflow-artifacts:"):
             raise TrackerError(
                 f"track.mlflow: {self.address} keeps files in {folder}, so it gets none",
                 "a server that takes files itself",

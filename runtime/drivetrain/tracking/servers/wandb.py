@@ -66,7 +66,8 @@ class WandbTracker:
         """Send tags, files and status."""
         self.run.config.update(dict(tags), allow_val_change=True)
         for name, text in files.items():
-            (path := Path(self.run.dir, name)).write_text(text, encoding="utf-8")
+            path = Path(self.run.dir, name)
+            path.write_text(text, encoding="utf-8")
             self.run.save(path, base_path=self.run.dir, policy="now")
         try:
             self.run.finish(exit_code=0 if status == "done" else 1)

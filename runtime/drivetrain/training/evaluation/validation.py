@@ -59,7 +59,7 @@ def check_precision(run: Run) -> None:
     Rounding hurts only a network that has learned details, so the loss of a few validation batches is compared after
     epochs 1, 2, 4, 8, ... A format that the job sets is kept, and the difference is only recorded.
     """
-    epoch, row = run.counters.epoch, run.plan.row("precision")
+    epoch, row = run.counters.epoch, run.plan.decision("precision")
     if run.step.forward.dtype is None or epoch & (epoch - 1):
         return
     loss, fp32_loss = _measure_losses(run)

@@ -107,7 +107,7 @@ class MicroBatchSearch:
         return self._has_batch_norm and any(total > count and total % count == 1 for total in totals)
 
     def _source(self, name: str) -> str:
-        return self.plan.row(name).source
+        return self.plan.decision(name).source
 
 
 def explain_recomputing(

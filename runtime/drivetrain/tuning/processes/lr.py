@@ -1,7 +1,7 @@
 """Runs the learning-rate range test as a child of `drivetrain bench lr`: records the loss while the rate grows.
 
 The rate grows exponentially. For every window of a fifth of the steps, a line is fitted to the loss over the logarithm of
-the rate. The suggestion is the center of the window in which the loss falls fastest, if it falls by more than its noise.
+the rate. The suggestion is the center of the window where the loss falls fastest, if it falls by more than its noise.
 """
 
 from __future__ import annotations

@@ -129,13 +129,13 @@ class Ablation:
     def __init__(self, plan: Plan, start: Start, report: Callable[[str], None]) -> None:
         self.plan, self.start, self.report = plan, start, report
         self.fixed = optimizations.list_process_settings()
-        self.plain = self.best = start(plan.only(self.fixed))
+        self.plain = self.best = start(plan.with_only(self.fixed))
         self.enabled: list[Decision] = []
 
     def measure(self, against: Sequence[str] = ()) -> list[AblationStep]:
         """Measure all optimizations that a process can switch, and a job with the settings `against` at the end."""
         steps = [*self._compare_all(against)]
-        # The plain variant is described last, since each comparison adds blocks, of which the fastest counts.
+        # The plain variant is described last, since each comparison adds blocks, and the fastest block counts.
         return [self._describe(AblationStep("plain", "plain"), self.plain), *steps]
 
     def _compare_all(self, against: Sequence[str]) -> Iterator[AblationStep]:
@@ -153,7 +153,7 @@ class Ablation:
             yield self._compare_with_best(other_job, self.enabled, is_other_job=True)
 
     def _build(self, rows: Sequence[Decision], *, is_other_job: bool = False) -> BenchVariant:
-        return self.start(self.plan.only({*self.fixed, *(row.name for row in rows)}), is_other_job)
+        return self.start(self.plan.with_only({*self.fixed, *(row.name for row in rows)}), is_other_job)
 
     def _measure_added(self, row: Decision) -> AblationStep:
         empty = AblationStep("added", row.name, row.value)
