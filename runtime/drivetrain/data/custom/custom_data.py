@@ -182,8 +182,8 @@ def _check_like_training(
     sample_shapes = [tuple(x.shape[1:]) for x in split.gather(np.arange(1))]
     if [len(shape) for shape in sample_shapes] != [len(shape) for shape in trained_shapes]:
         raise DataError(
-            f"{name}: inputs have the shapes {_list_shapes(sample_shapes)}",
-            f"as in training: {_list_shapes(trained_shapes)}",
+            f"{name}: inputs have the shapes {', '.join(map(str, sample_shapes))}",
+            f"as in training: {', '.join(map(str, trained_shapes))}",
             "use inputs of the shape that the network was trained on",
         )
     max_target = find_max_target(heads[""])
@@ -230,10 +230,6 @@ def _check_targets(split: ArraySplit, max_target: int) -> None:
             f"targets from 0 to {max_target}, as in training",
             "remove samples of other classes",
         )
-
-
-def _list_shapes(shapes: Sequence[tuple[int, ...]]) -> str:
-    return ", ".join(map(str, shapes))
 
 
 def determine_head(
@@ -313,7 +309,7 @@ def _check_kind(job: CustomTask, targets: Tensor, kind: str) -> None:
         "numbers": targets.ndim <= 2,
         "other": True,
     }
-    shape = f"{_dtype_name(targets)} of shape (samples{''.join(f', {size}' for size in targets.shape[1:])})"
+    shape = f"{str(targets.dtype).removeprefix('torch.')} of shape (samples{''.join(f', {size}' for size in targets.shape[1:])})"
     if not fits[kind]:
         fitting = next(name for name in (_guess_kind(job, targets), "numbers", "other") if fits[name])
         description, possible = f"is {kind}, and the targets are {shape}", POSSIBLE_TARGETS[kind]
@@ -324,15 +320,11 @@ def _check_kind(job: CustomTask, targets: Tensor, kind: str) -> None:
         raise job.spec_error(("train", "loss"), description, possible, "write a loss of your own")
 
 
-def _dtype_name(targets: Tensor) -> str:
-    return str(targets.dtype).removeprefix("torch.")
-
-
 def _check_options(job: CustomTask, kind: str, targets: Tensor) -> None:
     """Check that loss, class weights and watched metrics of the job fit the targets."""
     problems: list[Problem] = []
     description = (
-        f"the targets are {kind} ({_dtype_name(targets)})"
+        f"the targets are {kind} ({str(targets.dtype).removeprefix('torch.')})"
         if kind != "other"
         else "the kind of the targets is not recognized"
     )

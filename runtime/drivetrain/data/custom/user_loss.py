@@ -105,6 +105,7 @@ def find_rule(function: Any, weight_of: Count | None) -> LossRule | None:
     if torch_mean:
         return LossRule(torch_mean.weights)
     implementation, settings = _take_apart(function)
+    # A module of the user may have a `reduction`, too, and compute something else.
     is_of_torch = getattr(implementation, "__module__", "") in ("torch.nn.functional", "torch.nn.modules.loss")
     if not is_of_torch or not {"size_average", "reduce"}.isdisjoint(settings):
         return None
@@ -262,6 +263,7 @@ class CustomTerms:
         if self.is_divided:
             return
         self.is_divided = True
+        # On the CPU, since an invalid index makes a GPU unusable.
         count = min(len(outputs), len(targets), TRIAL_SAMPLES)
         rows, row_targets = outputs[:count].detach().cpu(), self._shape_targets(targets[:count].cpu())
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -276,6 +278,7 @@ class CustomTerms:
             value = self._call_copy(outputs[:1], targets[:1])
         except Exception as error:  # the user's code may raise anything
             return f"{self.name} raises {type(error).__name__} for one sample"
+        # Kernels may round the sums of one row in another order.
         is_same = torch.allclose(values[:1], value, rtol=1e-3, atol=1e-5, equal_nan=True)
         return "" if is_same else f"{self.name} of a sample depends on the others of its batch"
 

@@ -167,7 +167,11 @@ def _find_delimiter(path: Path, key: str, files: CsvFiles, readings: Readings) -
         return next(iter(candidates))
     if usual_delimiter == "tab" in candidates:
         return usual_delimiter
-    fitting = {name: sum(_fits(row, rows[0]) for row in rows) / len(rows) for name, rows in candidates.items()}
+    fitting = dict.fromkeys(candidates, 0.0)
+    for name, rows in candidates.items():
+        width = len(rows[0])
+        # Cells beyond the header do not matter if they are blank.
+        fitting[name] = sum(len(row) >= width and _is_blank(row[width:]) for row in rows) / len(rows)
     best = [name for name, share in fitting.items() if share == max(fitting.values())]
     if files.usual and files.usual.delimiter in best:
         return files.usual.delimiter
@@ -198,11 +202,6 @@ def _trim(names: list[str]) -> list[str]:
 
 def _is_blank(cells: list[str]) -> bool:
     return not any(cell.strip() for cell in cells)
-
-
-def _fits(row: list[str], header: list[str]) -> bool:
-    """Return whether a row has as many cells as the header, apart from blank ones at its end."""
-    return len(row) == len(header) or (len(row) > len(header) and _is_blank(row[len(header) :]))
 
 
 def check_header(rows: Sequence[Sequence[str]], path: Path, key: str) -> None:

@@ -111,6 +111,7 @@ def read_table(path: Path, columns: Sequence[str], key: str, rows: int | None = 
         schema = file.schema_arrow
         if missing := sorted(set(columns) - set(schema.names)):
             raise ArrowInvalid(f'{path} has no column "{missing[0]}"')
+        # The first rows of a file larger than the memory can still be read.
         if rows is None:
             decoded_size.check_fits(_sum_declared_sizes(file.metadata, columns), str(path), key)
         for batch in _iterate_batches(file, columns, min(rows or BATCH_ROWS, BATCH_ROWS)):
@@ -137,6 +138,7 @@ def _sum_declared_sizes(metadata: parquet.FileMetaData, columns: Sequence[str]) 
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         for chunk in map(group.column, range(group.num_columns)):
+            # A field of a struct has the name of its column and a dot before its own; names may have dots, too.
             path = chunk.path_in_schema
             if path in columns or path.partition(".")[0] in columns:
                 size += chunk.total_uncompressed_size

@@ -228,7 +228,9 @@ def check_is_table(path: Path, key: str) -> None:
     for endings, (kind, new_suffix, command) in _CONVERSIONS.items():
         if not named.name.lower().endswith(endings):
             continue
+        # Programs look at the end of the name, too.
         renaming = "" if named == path else f"mv {shlex.quote(str(path))} {shlex.quote(str(named))} && "
+        # An archive of images gets a folder of its own, a table lies beside the archive.
         is_table = Path(path.stem).suffix.lower() in SUFFIXES or bool(new_suffix)
         folder = path.parent if is_table else path.with_name(path.name.split(".")[0])
         paths = {"OLD": named, "NEW": named.with_suffix(new_suffix), "FOLDER": folder}

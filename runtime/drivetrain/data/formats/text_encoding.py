@@ -153,6 +153,7 @@ def _unclear_error(
     number, line = bad
     names_by_text: dict[str, str] = {}
     for name in _POSSIBLE_ENCODINGS:
+        # Several encodings may show one text: the most frequent one comes first.
         with suppress(UnicodeDecodeError):
             names_by_text.setdefault(_extract(line, name), name)
     examples = ", ".join(f"`{text}` in {name}" for text, name in names_by_text.items())

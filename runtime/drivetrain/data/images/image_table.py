@@ -154,7 +154,7 @@ def open_listing(
 
 
 def list_forms(kind: FileKind) -> str:
-    """List the forms in which a job can name its samples."""
+    """List the forms of samples that a job can name."""
     return (
         KINDS
         if kind.can_be_in_tables
