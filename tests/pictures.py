@@ -13,7 +13,7 @@ from PIL import Image
 
 from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
-from drivetrain.job.images import ImageClassificationJob, ImageJob
+from drivetrain.tasks.image.job import ImageClassificationJob, ImageJob
 
 torch.set_num_threads(1)
 

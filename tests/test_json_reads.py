@@ -28,7 +28,7 @@ BETWEEN_OWN_PROCESSES = {
     "data/text/tokenizer": "text of a library",
     "job_spec/spec_source": "an argument of this process's parent",
     "launch/env_file": "the answer of a client of Docker",
-    "pretrained/image_input": "text of a library",
+    "tasks/image/expected_input": "text of a library",
     "storage/stored_copy": "a variable of this process's parent",
     "system/child_process": "a child of this process",
     "training/checkpoints/rank_checkpoints": "ranks of one run",

@@ -12,7 +12,7 @@ SLOW = frozenset(
         "baselines/test_run_comparison",
         "benchmarks/test_gpu",
         "benchmarks/test_quality",
-        "data/images/test_decoded_cache",
+        "tasks/image/test_decoded_cache",
         "distributed/test_batch_sharding",
         "distributed/test_collectives",
         "distributed/test_differential",

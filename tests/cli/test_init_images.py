@@ -108,7 +108,7 @@ def test_arrays_of_labels_or_numbers(shape: tuple[int, ...]) -> None:
 
 
 def test_many_images_are_not_all_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    from drivetrain.data.images import decode
+    from drivetrain.tasks.image import decode
 
     opened_paths: list[str] = []
     look: Callable[[str], Any] = decode.look

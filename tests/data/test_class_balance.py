@@ -11,8 +11,8 @@ from drivetrain.data import class_balance
 from drivetrain.data.dataset import InputRecord
 from drivetrain.data.load_data import load
 from drivetrain.data.survey import settings
-from drivetrain.job.images import ImageClassificationJob
 from drivetrain.job_spec import load_job
+from drivetrain.tasks.image.job import ImageClassificationJob
 from drivetrain.training.best_metric import BestMetric
 from tests.data.tables import table_rows as tables
 from tests.messages import begins_with, ends_with, omits, says

@@ -12,7 +12,7 @@ from drivetrain.data import mixup
 from drivetrain.data.dataset import Batch, Head
 from drivetrain.data.mixup import draw_rectangle, mix
 from drivetrain.job.data import Cutmix, Mixup
-from drivetrain.job.images import ImageClassificationJob, ImageJob
+from drivetrain.tasks.image.job import ImageClassificationJob, ImageJob
 from tests.axes import each_once
 from tests.data.mixed_batch import mix_batch
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drivetrain.data.images import npz_images
-from drivetrain.data.images.image_targets import LabelForm
 from drivetrain.errors import DataError
+from drivetrain.tasks.image import npz_images
+from drivetrain.tasks.image.image_targets import LabelForm
 from tests.faults.malicious_files import MOST, Calls, Watcher, peak, watcher
 
 __all__ = ["watcher"]

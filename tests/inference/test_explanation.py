@@ -17,12 +17,13 @@ from drivetrain.data.scales import Scale
 from drivetrain.data.tables.date_features import DateFeatures
 from drivetrain.data.tables.features import Category, Features, Number
 from drivetrain.errors import SpecError
-from drivetrain.inference import evaluate, heat_maps, permutation_importance
-from drivetrain.inference.heat_maps import compute_map
+from drivetrain.inference import evaluate, permutation_importance
 from drivetrain.inference.validation_samples import ValidationSamples
 from drivetrain.models.networks import cnn
 from drivetrain.report.sample_sections import list_explanation_sections
 from drivetrain.system.run_files import EXPLANATION_FILE
+from drivetrain.tasks.image import heat_maps
+from drivetrain.tasks.image.heat_maps import compute_map
 from tests.messages import says, says_only
 from tests.report_page import read_page
 from tests.task_cases import CASES, Case, train_case

@@ -14,11 +14,11 @@ import pytest
 from drivetrain.cli.main import main
 from drivetrain.errors import SpecError
 from drivetrain.job import Job
-from drivetrain.job.images import ImageJob
 from drivetrain.job.train import Adam, CrossEntropy, OneCycle, Sgd
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import dump, parse
 from drivetrain.tasks import JOBS
+from drivetrain.tasks.image.job import ImageJob
 from tests import examples
 from tests.job_spec.bad_keys import KEYS
 from tests.job_spec.bad_values import VALUES

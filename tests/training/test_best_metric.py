@@ -13,9 +13,9 @@ import torch
 
 from drivetrain.data.dataset import Head
 from drivetrain.job import Checkpoint, Job, lower_is_better
-from drivetrain.job.images import ImageRegressionJob
 from drivetrain.job.tables import TableRegressionJob
 from drivetrain.job.train import Constant, EarlyStopping, Plateau
+from drivetrain.tasks.image.job import ImageRegressionJob
 from drivetrain.tasks.series.job import SeriesRegressionJob
 from drivetrain.training.best_metric import BestMetric, choose_metric
 from drivetrain.training.epoch import record_evaluation

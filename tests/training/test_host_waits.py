@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from drivetrain.data.dataset import Batch
-from drivetrain.data.images.augment import Augment
-from drivetrain.data.images.preprocess import ImagePreprocessing
 from drivetrain.distributed.batch_sharding import BatchShare
 from drivetrain.job.data import ColorJitter, Cutmix, Erasing, ImageAugment, Mixup, RandAugment, ResizedCrop
 from drivetrain.job.train import CrossEntropy, Focal, Fp16
 from drivetrain.models.forward_pass import ForwardPass
+from drivetrain.tasks.image.augment import Augment
+from drivetrain.tasks.image.preprocess import ImagePreprocessing
 from drivetrain.training import ema, losses
 from drivetrain.training.losses import Spec
 from drivetrain.training.step import Step

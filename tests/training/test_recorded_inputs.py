@@ -161,7 +161,7 @@ def test_an_image_that_is_edited_while_a_run_trains_is_reported(
 
 FITTED = {
     "image folders": (
-        "drivetrain.data.images.image_data.channel_statistics",
+        "drivetrain.tasks.image.data.channel_statistics",
         lambda raw, low, high: ([0.3] * 3, [0.1] * 3),
     ),
     "texts": ("drivetrain.data.text.tokenizer.learn", None),

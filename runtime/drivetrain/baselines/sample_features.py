@@ -1,7 +1,6 @@
 """Turns the samples of a task into the columns that a simple model learns from.
 
 table    numbers; for trees a column for each categorical column, for linear models a column for each category
-images   pixels of the image, scaled down to 16 x 16
 texts    counts of tokens and pairs of adjacent tokens, weighted by rarity (TF-IDF); if words are long or unknown, counts of
          letters and runs of up to five letters, so that a tokenizer that cannot read a text does not blind both models
 """
@@ -9,13 +8,12 @@ texts    counts of tokens and pairs of adjacent tokens, weighted by rarity (TF-I
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from drivetrain.data.dataset import Dataset, Preprocessing, Split
@@ -27,8 +25,6 @@ from drivetrain.training.sparse_rows import SparseRows
 
 SAMPLES_PER_CHUNK = 256
 """Number of samples that are read together, because the decoded images of a whole data set may not fit into memory."""
-PICTURE_SIDE = 16
-"""Side in pixels; a linear model gains nothing from more pixels, and takes longer."""
 TEXT_PENALTY = 0.02
 """On one of four sets of texts, 0.3 was worse by 3 points, and 0.1 by half a point."""
 HASHED_COLUMNS = 2**18
@@ -114,30 +110,6 @@ class TableFeatures(SampleFeatures):
 
 
 @dataclass
-class ImageFeatures(SampleFeatures):
-    """Reads small versions of images (N, channels, height, width)."""
-
-    dataset: Dataset
-    penalty = 10.0
-    suits_trees = False
-    _rows: dict[int, dict[int, Tensor]] = field(init=False, default_factory=dict)
-    """Rows by split and sample, cached because decoding takes most of the time and later fits read the same samples."""
-
-    def read_linear(self, split: Split, ids: Ids) -> Matrix:
-        """Read the pixels of all channels, scaled down by averaging."""
-        rows = self._rows.setdefault(id(split), {})
-        missing = np.array([sample for sample in ids.tolist() if sample not in rows], np.int64)
-        if len(missing):
-            small = torch.cat([_shrink(images) for images in read_prepared(split, missing, self.dataset.prepare)])
-            rows |= zip(missing.tolist(), small, strict=True)
-        return torch.stack([rows[sample] for sample in ids.tolist()])
-
-
-def _shrink(images: Tensor) -> Tensor:
-    height, width = (min(side, PICTURE_SIDE) for side in images.shape[-2:])
-    return F.adaptive_avg_pool2d(images, (height, width)).flatten(1)
-
-
 class TextFeatures(SampleFeatures):
     """Counts tokens and pairs of adjacent tokens, or runs of letters, for TF-IDF."""
 

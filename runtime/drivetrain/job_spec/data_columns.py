@@ -15,7 +15,6 @@ from drivetrain.errors import DataError, Problem, SpecError, nearest
 from drivetrain.job import Job
 from drivetrain.job.data import OFF
 from drivetrain.job.formatting import format_value
-from drivetrain.job.images import ImageJob
 from drivetrain.job.remote_data import list_readable_paths
 from drivetrain.job.tables import TableJob
 from drivetrain.pretrained.earlier_run import EarlierModel
@@ -118,16 +117,6 @@ def check_earlier_run(earlier: EarlierModel) -> None:
         SpecError: if a key contradicts the earlier run.
     """
     modality_of(earlier.job).check_earlier_run(earlier.job, earlier)
-
-
-def check_images(job: ImageJob, earlier: EarlierModel) -> None:
-    """Check channels and `fit` of images, and their size unless the network accepts any size."""
-    defaults = {"channels": None, "fit": "crop"} | ({} if earlier.builder == "images" else {"image_size": None})
-    for key, default in defaults.items():
-        value, earlier_value = getattr(job.data, key), earlier.preprocessing.get(key, default)
-        if key in job.data.model_fields_set and value not in ("auto", earlier_value):
-            text = f"is {value}, and the earlier run was trained on {earlier_value}"
-            earlier.refuse(text, str(earlier_value), f"write {earlier_value}, or remove the key", ("data", key))
 
 
 def check_table(job: TableJob, earlier: EarlierModel) -> None:

@@ -15,7 +15,6 @@ from drivetrain.errors import DataError, DrivetrainError
 from drivetrain.hardware.disk_space import FETCHED_FOLDER, find_cache_folder
 from drivetrain.job import Job, dot_key, hub_address
 from drivetrain.job.hub_address import FORM, HubAddress, is_on_hub
-from drivetrain.job.images import MANIFESTS
 from drivetrain.job.model import EarlierRun
 from drivetrain.job.remote_data import list_remote_paths
 from drivetrain.job_spec import named_splits
@@ -28,6 +27,7 @@ from drivetrain.storage.remote_address import RemoteAddress, parse
 from drivetrain.storage.stored_copy import StoredCopy
 from drivetrain.system.units import format_bytes
 from drivetrain.tasks import modality_of
+from drivetrain.tasks.modality import MANIFESTS
 
 Key = tuple[str, ...]
 Say = Callable[[str], None]

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from drivetrain.data import file_paths
 from drivetrain.data.formats import table_paths
-from drivetrain.data.images import image_paths
 from drivetrain.job import Job
 from drivetrain.job.hub_address import is_on_hub
 from drivetrain.job.remote_data import list_readable_paths
@@ -28,7 +28,7 @@ def name_splits(job: Job) -> Job:
     if is_on_hub(job.data.train) or ("data", "train") not in dict(list_readable_paths(job)):
         return job
     # Otherwise train/, val/ and test/ may each have class folders.
-    folders = image_paths.find_splits(job.resolve(job.data.train), job.locate_key(("data", "train")))
+    folders = file_paths.find_splits(job.resolve(job.data.train), job.locate_key(("data", "train")))
     if not folders:
         return job
     splits = {"train": folders.train, "validation": folders.validation, "test": folders.test}

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivetrain.data.images.image_paths import copy_without_links
+from drivetrain.data.file_paths import copy_without_links
 from drivetrain.errors import SpecError
 from drivetrain.job import Job
 from drivetrain.job.custom import list_user_functions

@@ -12,23 +12,12 @@ from drivetrain.data import stateless_random
 from drivetrain.data.custom import user_code
 from drivetrain.data.custom.user_code import Code
 from drivetrain.data.dataset import Dataset
-from drivetrain.data.notes import list_names
 from drivetrain.data.tables import features
 from drivetrain.job import Job
-from drivetrain.job.images import ImageJob
-from drivetrain.job.model import (
-    BuiltIn,
-    CustomModel,
-    EarlierRun,
-    Freeze,
-    ImageNetwork,
-    ImagePretrained,
-    ImageTimm,
-    WithWeights,
-)
+from drivetrain.job.model import BuiltIn, CustomModel, Freeze, ImageTimm, WithWeights
 from drivetrain.job.tables import MlpSpec, TableJob
 from drivetrain.job.text import TextEncoder, TextJob, TextPretrained
-from drivetrain.models import initial_weights, lr_groups, timm_resnet
+from drivetrain.models import initial_weights, lr_groups
 from drivetrain.models.builders import BUILDERS
 from drivetrain.models.freeze import (
     Unfreezing,
@@ -38,8 +27,8 @@ from drivetrain.models.freeze import (
     note_unreached,
     train_skip_first,
 )
-from drivetrain.models.networks import hf_vision, tabm, text_encoder, timm_vision, user_network, word_bag
-from drivetrain.pretrained import earlier_run, families, hub_name, image_input
+from drivetrain.models.networks import tabm, text_encoder, user_network, word_bag
+from drivetrain.pretrained import earlier_run, families, hub_name
 from drivetrain.pretrained import folder as pretrained
 from drivetrain.tasks import modality_of
 
@@ -132,46 +121,6 @@ def build_user_network(job: Job, dataset: Dataset) -> BuiltModel:
 def build_model(builder: str, arguments: dict[str, Any], spec: BuiltIn) -> BuiltModel:
     """Build a built-in network with random weights."""
     return BuiltModel(BUILDERS[builder](**arguments), builder, arguments, spec.freeze)
-
-
-def build_image_network(job: ImageJob, dataset: Dataset) -> BuiltModel:
-    """Build a network for images: built in, of timm, or of transformers."""
-    spec, size, channels = job.model, dataset.preprocessing["image_size"], dataset.preprocessing["channels"]
-    classes = dataset.heads[""].outputs
-    arguments: dict[str, Any]
-    assert not isinstance(spec, CustomModel | EarlierRun)
-    if isinstance(spec, ImagePretrained):
-        source = pretrained.find(job, spec.name)
-        network = hf_vision.build_from_folder(job, source, classes, channels, size, spec.dropout)
-        arguments = {
-            "config": source.config.to_dict(),
-            "classes": classes,
-            "width": network.classifier.in_features,
-            "pooling": network.pooling,
-            "dropout": spec.dropout,
-        }
-        return BuiltModel(network, "vision", arguments, spec.freeze)
-    arguments = {"name": spec.name, "channels": channels, "classes": classes, "image_size": size}
-    arguments["dropout"] = spec.dropout
-    timm_weights = image_input.find_timm(job)
-    if isinstance(spec, ImageTimm):
-        built_model = BuiltModel(timm_vision.build_from_spec(job, spec, arguments), "timm", arguments, spec.freeze)
-        if timm_weights:
-            built_model.random_names = timm_vision.load_folder_weights(built_model.module, timm_weights)
-            built_model.notes.append(_describe_start(timm_weights, built_model))
-        return built_model
-    assert isinstance(spec, ImageNetwork)
-    # Pretrained weights have the large stem, also for small images.
-    arguments |= {"width": spec.width, "stem": "large" if timm_weights else spec.stem}
-    built_model = build_model("images", arguments, spec)
-    if timm_weights:
-        built_model.random_names = timm_resnet.load_weights(built_model.module, timm_weights)
-        built_model.notes.append(_describe_start(timm_weights, built_model))
-    return built_model
-
-
-def _describe_start(weights: image_input.TimmFolder, built_model: BuiltModel) -> str:
-    return f"starts from {weights.origin or weights.folder}; initialized randomly: {list_names(sorted(built_model.random_names), 6)}"
 
 
 def build_text_network(job: TextJob, dataset: Dataset) -> BuiltModel:

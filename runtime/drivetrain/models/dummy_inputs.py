@@ -25,12 +25,6 @@ def make_inputs(preprocessing: dict[str, Any], samples: int, seed: int) -> Input
     return inputs
 
 
-def draw_images(generator: np.random.Generator, preprocessing: dict[str, Any], samples: int) -> Inputs:
-    """Draw images of normal numbers."""
-    side = preprocessing["image_size"]
-    return (draw_normal(generator, samples, preprocessing["channels"], side, side),)
-
-
 def draw_texts(generator: np.random.Generator, preprocessing: dict[str, Any], samples: int) -> Inputs:
     """Draw token ids, with the types of a pair of texts if the network has them, and the mask."""
     ids, mask = _draw_tokens(generator, samples, preprocessing["vocabulary"], preprocessing["max_length"])

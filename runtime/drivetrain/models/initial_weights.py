@@ -14,11 +14,10 @@ from drivetrain.data.dataset import Dataset, Head, head_from_json
 from drivetrain.data.notes import list_names
 from drivetrain.errors import CheckpointError, SpecError
 from drivetrain.job import Job
-from drivetrain.job.images import ImageJob
 from drivetrain.models import safetensors_file
 from drivetrain.models.builders import BUILDERS
 from drivetrain.models.described_network import build_described
-from drivetrain.models.networks import cnn, tabm
+from drivetrain.models.networks import tabm
 from drivetrain.pretrained import convert
 from drivetrain.pretrained.earlier_run import WEIGHTS, EarlierModel
 from drivetrain.tasks import modality_of
@@ -167,17 +166,6 @@ def _set_output_counts(arguments: Mapping[str, Any], counts: Mapping[str, int]) 
     if "classes" in arguments:
         return {**arguments, "classes": counts[""]}
     return {**arguments, "outputs": dict(counts) if isinstance(arguments["outputs"], Mapping) else counts[""]}
-
-
-def adapt_image_arguments(arguments: dict[str, Any], job: ImageJob, earlier: EarlierModel, dataset: Dataset) -> None:
-    """Adapt the arguments of the earlier network to the image size of this job."""
-    size, earlier_size = dataset.preprocessing["image_size"], earlier.preprocessing["image_size"]
-    if size == earlier_size:
-        return
-    if arguments["stem"] == "auto":
-        # The image size of the earlier run decided its stem.
-        arguments["stem"] = "small" if earlier_size <= cnn.MAX_SMALL_IMAGE_SIDE else "large"
-    arguments["image_size"] = size
 
 
 def _load_weights(

@@ -62,11 +62,10 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 def apply(run: AssembledRun, value: Value) -> None:
     """Put the cache in front of the image files; if it cannot be created, report that and continue without it."""
-    from drivetrain.data.images.image_files import keep_decoded
     from drivetrain.errors import StorageError
 
     try:
-        run.dataset = keep_decoded(run.dataset, run.hardware.storage, CACHE_DIVISOR)
+        run.dataset = modality_of(run.job).keep_decoded(run.dataset, run.hardware.storage, CACHE_DIVISOR)
         run.batches.split = run.dataset.train
     except StorageError as error:
         run.events.add("decode_cache", f"the cache is not used, images are decoded in every epoch: {error.given}")
@@ -74,8 +73,6 @@ def apply(run: AssembledRun, value: Value) -> None:
 
 def effective(run: AssembledRun) -> Value:
     """Return whether pixels come from the cache."""
-    from drivetrain.data.images.image_files import Decoded
-
     split = run.dataset.train
     images = getattr(getattr(split, "split", split), "images", None)
-    return isinstance(images, Decoded)
+    return getattr(images, "are_cached", False)

@@ -10,13 +10,16 @@ from typing import Any
 from drivetrain.job import Job
 from drivetrain.job.workload import Workload
 
+MANIFESTS = (".csv", ".tsv", ".jsonl")
+"""Endings of tables that name sample files."""
+
 
 @dataclass(frozen=True)
 class Lazy:
     """A function of the package that is imported when it is called, so that a description loads no library."""
 
     path: str
-    """Its module and name below `drivetrain`, such as `models.build.build_image_network`."""
+    """Its module and name below `drivetrain`, such as `tasks.image.network.build`."""
 
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
         """Import and call the function."""
@@ -98,6 +101,8 @@ class Modality:
     """Check that the data keys of a job agree with the run that it starts from."""
     adapt_arguments: Callable[..., Any] = do_nothing
     """Adapt the arguments of the earlier network to the data of a job."""
+    keep_decoded: Callable[..., Any] = do_nothing
+    """Cache the decoded sample files of a dataset."""
     taken_from_earlier: str = ""
     """Settings that a job takes from the run that it starts from, in words."""
     sample_files: FileKind | None = None

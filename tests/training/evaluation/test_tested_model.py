@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from drivetrain.cli import main
-from drivetrain.data.images import image_paths
+from drivetrain.data import file_paths
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.system.files import hash_file, read_json
@@ -191,7 +191,7 @@ def test_splits_that_are_not_clear(tmp_path: Path, counts: dict[str, int], messa
 def test_classes_that_are_called_like_a_split(tmp_path: Path) -> None:
     for names, expected in ((("train", "car"), None), (("test", "best"), None), (("train",), "train")):
         root = folders(tmp_path / names[-1], **dict.fromkeys(names, 4))
-        splits = image_paths.find_splits(root, "k")
+        splits = file_paths.find_splits(root, "k")
         assert (splits.train if splits else None) == expected
 
 

@@ -13,15 +13,15 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from drivetrain.data import file_paths
+from drivetrain.data.file_paths import is_leftover
 from drivetrain.data.formats.shards import SHARD
-from drivetrain.data.images import image_paths
-from drivetrain.data.images.image_paths import is_leftover
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import readable
 from drivetrain.system.files import is_below, parse_json
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
-WORDS = {"train": image_paths.TRAIN, "validation": image_paths.VALIDATION, "test": image_paths.TEST}
+WORDS = {"train": file_paths.TRAIN, "validation": file_paths.VALIDATION, "test": file_paths.TEST}
 """Table names that stand for each split."""
 SCRIPT = ".py"
 """Suffix of files of code, which older datasets contain."""

@@ -7,11 +7,10 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from drivetrain.data import time_order
+from drivetrain.data import file_paths, time_order
 from drivetrain.data.formats import csv_dialect, table_file, table_paths
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.formats.shards import SHARD
-from drivetrain.data.images import image_paths
 from drivetrain.data.notes import list_names
 from drivetrain.data.source import Source
 from drivetrain.data.survey import (
@@ -84,7 +83,7 @@ def _draft_folder(request: SurveyRequest, folder: Path) -> Draft:
     )
     has_samples = _find_sample_files(entry.lower() for entry in os.listdir(folder)) is not None
     # A folder of images with a table next to them is described by the table.
-    if tables and (has_samples or len(image_paths.list_subfolders(folder)) < 2):
+    if tables and (has_samples or len(file_paths.list_subfolders(folder)) < 2):
         return _draft_file(request, _choose_table(folder, tables))
     names = (name.lower() for _, _, names in os.walk(folder) for name in names)
     draft: Draft = (_find_sample_files(names) or MODALITIES["images"]).draft_folder(request, folder)

@@ -11,10 +11,6 @@ from torch import Tensor
 
 from drivetrain.data import stateless_random
 from drivetrain.data.dataset import Dataset, Preprocessing, Targets, keep_unchanged
-from drivetrain.data.images import image_table
-from drivetrain.data.images.file_reader import FileReader
-from drivetrain.data.images.image_targets import LabelForm
-from drivetrain.data.images.preprocess import MAX_MEASURED_IMAGES
 from drivetrain.data.reading import Heads, Preprocessor
 from drivetrain.data.source import Source
 from drivetrain.data.stateless_random import Ids
@@ -23,6 +19,10 @@ from drivetrain.tasks.audio import SOUNDS, spectrogram
 from drivetrain.tasks.audio.job import AudioClassificationJob
 from drivetrain.tasks.audio.sounds import RandomWindows, SoundFiles, SoundSplit, SoundTable, choose_rate_and_window
 from drivetrain.tasks.audio.spectrogram import SoundPreprocessing
+from drivetrain.tasks.image import image_table
+from drivetrain.tasks.image.file_reader import FileReader
+from drivetrain.tasks.image.image_targets import LabelForm
+from drivetrain.tasks.image.preprocess import MAX_MEASURED_IMAGES
 
 
 class SoundReader(FileReader[SoundTable]):

@@ -10,15 +10,16 @@ from pathlib import Path
 import numpy as np
 
 from drivetrain.data.formats import column_values, table_paths
-from drivetrain.data.images import class_folders
 from drivetrain.data.notes import list_counts
-from drivetrain.data.survey import image_draft, settings, table_sample
+from drivetrain.data.survey import settings, table_sample
 from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import TableSample
 from drivetrain.errors import DataError
 from drivetrain.job.draft import Draft, Entry, quote
 from drivetrain.tasks.audio import SOUNDS, sound_file
 from drivetrain.tasks.audio.sound_file import Sound, UnreadableSound
+from drivetrain.tasks.image import class_folders
+from drivetrain.tasks.image import draft as image_draft
 
 TASK = "audio-classification"
 MAX_OPENED_SOUNDS = 64

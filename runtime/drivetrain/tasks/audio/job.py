@@ -9,9 +9,9 @@ from pydantic import Discriminator, Field, Tag
 
 from drivetrain.errors import Problem
 from drivetrain.job.data import FileLabels, Mixup
-from drivetrain.job.images import FileClassificationJob, find_idle_stem
 from drivetrain.job.model import ConvolutionalNetwork, CustomModel, EarlierRun, choose_model_kind
 from drivetrain.job.values import Count, Share, Spec, accept_name
+from drivetrain.tasks.image.job import FileClassificationJob, find_idle_stem
 
 
 class Masks(Spec):

@@ -15,9 +15,6 @@ from torch import Tensor
 from drivetrain.data import stateless_random
 from drivetrain.data.copies import Contents
 from drivetrain.data.dataset import Inputs, Targets
-from drivetrain.data.images.decode import map_on_threads
-from drivetrain.data.images.image_files import Listing
-from drivetrain.data.images.image_table import FileTable
 from drivetrain.data.notes import list_counts, list_names
 from drivetrain.data.source import BadSample
 from drivetrain.data.stateless_random import Ids
@@ -26,6 +23,9 @@ from drivetrain.job.formatting import readable
 from drivetrain.tasks.audio import SOUNDS, sound_file
 from drivetrain.tasks.audio.sound_file import Sound, UnreadableSound
 from drivetrain.tasks.audio.spectrogram import SoundPreprocessing
+from drivetrain.tasks.image.decode import map_on_threads
+from drivetrain.tasks.image.image_files import Listing
+from drivetrain.tasks.image.image_table import FileTable
 
 MOST_SECONDS = 10.0
 """Longest window that is chosen for a job."""
