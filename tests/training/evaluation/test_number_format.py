@@ -50,7 +50,7 @@ def test_a_format_that_changes_the_loss_of_the_trained_network_is_left(
 ) -> None:
     run = tiny.assemble_run(tmp_path, tiny.job(), settings={"precision": "bf16"})
     row = run.plan.decision("precision")
-    monkeypatch.setattr(type(run.plan), "row", lambda self, name: row.__class__(**{**vars(row), "source": source}))
+    monkeypatch.setattr(type(run.plan), "decision", lambda self, name: row.__class__(**{**vars(row), "source": source}))
     monkeypatch.setattr(validation, "_measure_losses", lambda _: losses)
     run.counters.epoch = epoch
     validation.check_precision(run)
