@@ -213,6 +213,13 @@ def test_a_linear_network_is_not_advised_to_be_one(network: str, is_named: bool,
     assert ("`model: linear`" in comparison.describe_verdict()) == is_named
 
 
+def test_a_linear_network_is_as_good_as_itself() -> None:
+    data = to_json([row(LINEAR, 0.8)], samples=1_000, seconds=15)
+    comparison = compare_network(data, "validation/accuracy", {"validation/accuracy": 0.8}, "linear")
+    assert comparison is not None
+    assert "model itself" in comparison.describe_verdict()
+
+
 def test_a_loss_that_chose_the_weights_is_compared_by_accuracy() -> None:
     row = Baseline(LINEAR, {"validation/loss": 0.5, "validation/accuracy": 0.7}, 9, 9, 1.0)
     data = to_json([row], samples=1_000, seconds=15.0)

@@ -179,6 +179,8 @@ class Comparison:
                 f"the {better} the better {self.metric.rpartition('/')[2]}{loser}, by {gap}; how much of that is chance, "
                 f"{samples} do not tell{hint}"
             )
+        if best.name == LINEAR == self.network_name:
+            return "the network is a linear model itself, and as good as the one fitted to compare it with"
         subject = best.format_title(article=True) if best.name == CONSTANT else f"the {title}"
         if margin is None:
             return f"{subject} {_choose_verb(best)} as good: both have the same {self.metric}{hint}"
@@ -186,8 +188,7 @@ class Comparison:
 
     def _describe_alternative(self, best: Baseline) -> str:
         """Describe how to get the simple model; a job with `model: linear` is pointed to scikit-learn's."""
-        is_linear = best.name == LINEAR and self.network_name == LINEAR
-        return SCIKIT_LINEAR if is_linear else ALTERNATIVES.get(best.name, best.name)
+        return SCIKIT_LINEAR if best.name == LINEAR == self.network_name else ALTERNATIVES.get(best.name, best.name)
 
 
 def _format_gap(gap: float) -> str:

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from drivetrain.data import load_data
-from drivetrain.data.dataset import Dataset
+from drivetrain.data.dataset import Dataset, InputRecord
 from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
 from drivetrain.tasks.image import decode
@@ -223,6 +223,8 @@ def test_the_ground_is_one_on_which_glyphs_can_be_seen(
         np.arange(1)
     )[0]
     assert int(new.max()) - int(new.min()) > 30
+    resumed = load(job(tmp_path, image_size=SIDE), InputRecord(stored, data.heads))
+    assert note in resumed.notes
 
 
 def test_a_fourth_byte_that_is_no_transparency(tmp_path: Path) -> None:

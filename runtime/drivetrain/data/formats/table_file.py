@@ -114,10 +114,12 @@ def check_wanted(names: Collection[str], required: Mapping[str, str], path: Path
     if missing:
         name, *others = missing
         beside = f", nor {list_names(others, 12)}" if others else ""
+        # Of a trained model, the job no longer decides which columns it reads.
+        other_key = ", or name another one in the job" if required[name].startswith("data.") else ""
         raise DataError(
             f'{path} has no column "{name}"{beside}',
             f"its columns: {list_names(list(names), 30)}",
-            nearest(name, names) or f'rename a column of the file to "{name}", or name another one in the job',
+            nearest(name, set(names) - set(required)) or f'rename a column of the file to "{name}"{other_key}',
             key=required[name],
         )
 

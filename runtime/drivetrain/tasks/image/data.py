@@ -53,9 +53,10 @@ class ImageReader(FileReader[ImageTable]):
         table.images, shape, scale, decoding_notes = pixel_scale.choose(
             table.images, training, geometry.resize, key, job.data.pixel_range, recorded
         )
-        if not recorded:
-            shape, ground_notes = pixel_scale.choose_ground(table.images, training, shape)
-            decoding_notes += ground_notes
+        chosen_shape, ground_notes = pixel_scale.choose_ground(table.images, training, shape)
+        # A resumed run keeps its ground, and its report the notes on it.
+        if not recorded or chosen_shape.ground == shape.ground:
+            shape, decoding_notes = chosen_shape, [*decoding_notes, *ground_notes]
         table.images = table.images.fit_to(geometry.size, geometry.channels, shape)
         split = ImageSplit(table.images, training, {})
         # Computed for a recorded run too: classes and size come from this data.
