@@ -86,9 +86,7 @@ def test_two_blocks_train_as_a_loop_by_hand(clip: float | None, accumulate: int,
     settings: dict[str, Any] = {"clip_norm": clip, "accumulate": accumulate, "quiet": True, "optimize": OFF | optimize}
     with (
         drivetrain.prepare(pair[1], of_discriminator, loss=bce, **settings) as discriminate,
-        drivetrain.prepare(
-            pair[0], of_generator, loss=lambda o, t: bce(pair[1](o), t), weight_of=len, **settings
-        ) as generate,
+        drivetrain.prepare(pair[0], of_generator, loss=lambda o, t: bce(pair[1](o), t), **settings) as generate,
     ):
         play(pair, lambda z, t: generate((z, t)), lambda x, t: discriminate((x, t)), accumulate)
     for ours, theirs in zip(pair, play_by_hand(clip, accumulate), strict=True):

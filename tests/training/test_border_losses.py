@@ -21,9 +21,10 @@ from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from tests import border_losses, ranks_cases, tiny
 from tests.axes import each_once
 from tests.border_losses import LOSSES
+from tests.messages import saying, says
 
 torch.set_num_threads(1)
-REFUSED = {"unknown": "is one number for a batch", "beside": "of a sample depends on the others of its batch"}
+REFUSED = {"unknown": "neither the mean nor the sum over its parts", "beside": "neither the mean nor the sum"}
 SPLIT = [kind for kind in LOSSES if kind not in REFUSED]
 Numbers = dict[str, list[float]]
 
@@ -106,7 +107,7 @@ def test_what_cannot_be_put_together_is_trained_whole_or_refused(
 def model_loss(form: str, x: Tensor, y: Tensor, inner: nn.Module) -> Tensor:
     terms = F.cross_entropy(inner(x), y, reduction="none")
     counts = (y > 0).float()
-    return {"mean": terms.mean(), "masked": (terms * counts).sum() / counts.sum()}[form]
+    return {"mean": terms.mean(), "sum": terms.sum(), "masked": (terms * counts).sum() / counts.sum()}[form]
 
 
 class WithLoss(nn.Module):
@@ -136,8 +137,8 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 @pytest.mark.parametrize("size", ["off", 1, 5], ids=["whole", "ones", "fives"])
 @pytest.mark.parametrize(
     ("form", "weight_of"),
-    [("mean", lambda batch: len(batch["y"])), ("masked", lambda batch: batch["y"] > 0), ("masked", None)],
-    ids=["mean", "counted", "unknown"],
+    [("mean", None), ("sum", None), ("masked", lambda batch: batch["y"] > 0), ("masked", None)],
+    ids=["mean", "sum", "counted", "unknown"],
 )
 def test_a_model_that_returns_its_loss_is_split_exactly_or_not(form: str, weight_of: Any, size: int | str) -> None:
     model, model_by_hand = WithLoss(form).train(), WithLoss(form).train()
@@ -145,8 +146,10 @@ def test_a_model_that_returns_its_loss_is_split_exactly_or_not(form: str, weight
     optimize: dict[str, Any] = {"cpu_threads": 1, "micro_batch": size}
     with drivetrain.prepare(model, optimizers[0], weight_of=weight_of, optimize=optimize, quiet=True) as step:
         for x, y in batches():
-            if weight_of is None and size != "off":
-                with pytest.raises(SpecError, match=f"optimize.micro_batch is {size}, and nothing says what the loss"):
+            if form == "masked" and weight_of is None and size != "off":
+                with pytest.raises(
+                    SpecError, match=f"optimize.micro_batch is {size}, and the loss of a batch is neither"
+                ):
                     step({"x": x, "y": y})
                 assert model.inner.training
                 return
@@ -160,13 +163,35 @@ def test_a_model_that_returns_its_loss_is_split_exactly_or_not(form: str, weight
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
 
 
+class Tokens(nn.Module):
+    """A model of tokens: labels of -100 count nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.inner(x).flatten(0, 1), labels.flatten())
+
+
+def test_labels_that_a_later_batch_may_leave_out_are_tried_with_the_first() -> None:
+    batch = {"x": torch.randn(8, 5, 4), "labels": torch.ones(8, 5).long()}
+    model = Tokens()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        drivetrain.prepare(model, sgd, optimize={"cpu_threads": 1, "micro_batch": 2}, quiet=True) as step,
+        pytest.raises(SpecError, check=saying("neither-mean-nor-sum")),
+    ):
+        step(batch)
+
+
 def test_memory_that_runs_out_with_a_loss_that_cannot_be_split_is_an_error(tmp_path: Path) -> None:
     run = border_losses.assemble_run(tmp_path, "unknown")
     run.step.forward.network.register_forward_hook(
         lambda *arguments: (_ for _ in ()).throw(torch.OutOfMemoryError("out of memory"))
     )
     with pytest.raises(
-        OutOfMemory, match=r"out of memory with 16 samples at once, and .* is one number for a batch"
+        OutOfMemory, match=r"out of memory with 16 samples at once, and .*neither the mean nor the sum"
     ) as caught:
         tiny.losses(run, 1)
     assert "weight_of" in caught.value.action
@@ -176,11 +201,11 @@ def test_nothing_offers_micro_batches_of_a_loss_that_cannot_be_split(tmp_path: P
     run = border_losses.assemble_run(tmp_path, "unknown")
     facts = inspection.inspect_workload(run.dataset, run.model)
     assert micro_batch.candidates(run.job, run.hardware, facts) == ["off"]
-    assert REFUSED["unknown"] in micro_batch.choose(run.job, run.hardware, facts).reason
+    assert says(micro_batch.choose(run.job, run.hardware, facts).reason, "neither-mean-nor-sum")
     lines: list[str] = []
     job = run.job.model_copy(update={"optimize": {"micro_batch": "auto"}})
     inputs = Assembly(
         job, run.hardware, run.plan, tmp_path, run.dataset, run.built_model, run.signals, facts, lines.append
     )
     assert MicroBatchSearch(inputs).measure() == {}
-    assert REFUSED["unknown"] in lines[0]
+    assert says(lines[0], "neither-mean-nor-sum")

@@ -75,8 +75,8 @@ def prepare(
         loss: a callable of (outputs, targets) that returns the mean of the samples, or one term for each; of (outputs,
             batch) if batches are mappings. None if the model returns the loss.
         weight_of: a function of the targets of some samples, or of the batch if it is a mapping or the model returns
-            the loss; returns the divisor of their summed loss, or one number per sample. Without it, a batch is
-            split only for a loss of torch.
+            the loss; returns the divisor of their summed loss, or one number per sample. Without it, trial calls
+            determine whether the loss is a mean or a sum; if it is neither, a batch is not split.
         clip_norm: largest gradient norm; None for no clipping.
         accumulate: number of batches per update, which all have the same weight.
         gpus: `auto`, `none` or a list of one number.

@@ -6,18 +6,23 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import prune
 
-from drivetrain.data.custom.map_dataset import describe
+from drivetrain.data.custom.iterables import StreamSplit
+from drivetrain.data.custom.map_dataset import ArraySplit, describe
 from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.custom.user_loss import Refuse
 from drivetrain.data.dataset import Batch, Dataset, Head, Split, Targets
-from drivetrain.data.loader.batches import fetch_in_order
+from drivetrain.data.loader.batches import fetch, fetch_in_order
 from drivetrain.models.buffers import Buffers
 from drivetrain.models.frozen_split import evaluating
+
+TRIAL_SAMPLES = 16
+"""Number of samples whose targets are used to try a loss, if the targets are not classes."""
 
 CPU = torch.device("cpu")
 
@@ -67,11 +72,26 @@ def check_network(
             _check_output(output, head, len(batch), name, refuse)
             if dataset.loss:
                 dataset.loss.check_call(output.float(), batch.targets[head.name])
-                dataset.loss.divide(output.float(), batch.targets[head.name])
+                dataset.loss.divide(output.float(), _gather_trial_targets(dataset, head))
         if check_metrics:
             check_metrics(outputs, batch.targets)
     _check_same_shapes(first_shapes, _list_shapes(module), name, refuse)
     check_storable(module, name, refuse)
+
+
+def _gather_trial_targets(dataset: Dataset, head: Head) -> Tensor:
+    """Gather different targets to try a loss with: all classes, or targets of samples from all over the data."""
+    if head.classes and not head.several:
+        return torch.arange(len(head.classes))
+    split = dataset.train
+    # Only the beginning of an iterable is read.
+    count = min(len(split), TRIAL_SAMPLES) if isinstance(split, StreamSplit) else len(split)
+    ids = np.linspace(0, count - 1, TRIAL_SAMPLES).astype(np.int64)
+    if isinstance(split, ArraySplit):
+        # A value that the loss ignores is probably the largest, the smallest, or NaN.
+        flat = split.targets[head.name].reshape(len(split), -1).float()
+        ids = np.append(ids, [int(flat.amin(dim=1).argmin()), int(flat.amax(dim=1).argmax())])
+    return next(fetch(split, [np.unique(ids)])).targets[head.name]
 
 
 def _run_network(module: nn.Module, batch: Batch, name: str, refuse: Refuse) -> Any:

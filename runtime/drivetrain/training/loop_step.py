@@ -4,49 +4,101 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from drivetrain.data.custom.user_loss import Count, LossRule, find_rule, sum_counts
+from drivetrain.data.custom.user_loss import TOLERANCE, Count, LossRule, TorchMean, sum_counts, try_division
 from drivetrain.data.dataset import Batch
 from drivetrain.distributed.batch_sharding import BatchShare
 from drivetrain.distributed.ranks import Ranks
+from drivetrain.errors import SpecError
+from drivetrain.models.frozen_split import evaluating
 from drivetrain.models.loss_function import Denominators
 from drivetrain.training.user_batches import UserBatches
+
+TRIAL_SAMPLES = 32
+"""Number of samples in the trial that finds out how a loss is averaged."""
 
 
 @dataclass
 class LoopLoss:
-    """The objective of a step: the loss of its batch, divided by the number of batches per update."""
+    """The objective of a step: the loss of its batch, divided by the number of batches per update.
+
+    A trial with the first batch that has to be split shows how the losses of its micro-batches are combined.
+    """
 
     user_batches: UserBatches
     batches_per_update: int
     weight_of: Count | None = None
     """The user's function for the weights of samples in the loss; None for equal weights."""
     current_batch: Batch | None = None
-    division: LossRule = field(init=False)
+    division: LossRule | None = None
 
     def __post_init__(self) -> None:
-        obstacle = "nothing says what the loss of a batch divides by"
-        known_division = find_rule(self.user_batches.loss, self.weight_of)
-        self.division = known_division or LossRule(obstacle=obstacle)
+        torch_mean = TorchMean.of(self.user_batches.loss)
+        if self.weight_of is None and torch_mean:
+            self.division = LossRule(torch_mean.weights)
 
     @property
     def split_obstacle(self) -> str:
-        """Reason why the current batch cannot be split; empty if it can."""
-        return self.user_batches.whole or self.division.obstacle
+        """Reason why the current batch cannot be split; empty if it can.
+
+        Raises:
+            SpecError: if the loss does not divide by `weight_of`.
+        """
+        if self.user_batches.whole:
+            return self.user_batches.whole
+        if self.division is None:
+            self.division = self._try_division()
+        return self.division.obstacle
+
+    def _try_division(self) -> LossRule:
+        assert self.current_batch is not None
+        trial_size = min(TRIAL_SAMPLES, max(4, len(self.current_batch) // 2))
+        trial_batch = self._mask_labels(self.current_batch.between(0, trial_size))
+        model = self.user_batches.model
+
+        def compute_loss(rows: slice) -> tuple[Tensor]:
+            batch = trial_batch.between(rows.start, rows.stop)
+            return (self.user_batches.mean_loss(self.user_batches.forward(*batch.inputs), batch.targets),)
+
+        def get_weighted_values(rows: slice) -> Any:
+            batch = trial_batch.between(rows.start, rows.stop)
+            return self.user_batches.weighted_values(batch.inputs, batch.targets)
+
+        precision = max((torch.finfo(p.dtype).eps for p in model.parameters() if p.is_floating_point()), default=0.0)
+        tolerance = max(TOLERANCE, 4 * precision)
+        # With dropout or BatchNorm, any loss of the micro-batches would differ from the loss of the batch.
+        with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            division = try_division(
+                compute_loss, trial_size, "the loss", SpecError, self.weight_of, get_weighted_values, tolerance
+            )
+        obstacle = "" if self.weight_of else "the loss cannot be computed in evaluation mode"
+        return division or LossRule(self.weight_of, obstacle=obstacle)
+
+    def _mask_labels(self, batch: Batch) -> Batch:
+        """Mask half of the first sample's labels, so that a loss per label differs from a loss per sample."""
+        names = self.user_batches.argument_names
+        if self.user_batches.loss is not None or "labels" not in names:
+            return batch
+        label_index = names.index("labels")
+        if batch.inputs[label_index].ndim < 2 or batch.inputs[label_index].is_floating_point():
+            return batch
+        labels = batch.inputs[label_index].clone()
+        labels[0, labels.shape[1] // 2 :] = -100  # ignored by torch's cross entropy
+        return Batch(batch.ids, (*batch.inputs[:label_index], labels, *batch.inputs[label_index + 1 :]), batch.targets)
 
     def _share_of_batch(self, micro_batch: Batch) -> float:
         """Compute the weight of a micro-batch in the loss of its batch, from 0 to 1."""
         user_batches, batch = self.user_batches, self.current_batch
         assert batch is not None
-        if user_batches.whole or len(micro_batch) == len(batch) or self.division.summed:
+        if user_batches.whole or len(micro_batch) == len(batch) or (self.division and self.division.summed):
             return 1.0
-        if self.division.count is None:
+        if self.division is None or self.division.count is None:
             return len(micro_batch) / len(batch)
         micro_batch_values = user_batches.weighted_values(micro_batch.inputs, micro_batch.targets)
         batch_values = user_batches.weighted_values(batch.inputs, batch.targets)

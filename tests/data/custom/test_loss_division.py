@@ -1,4 +1,4 @@
-"""How a user's loss of a batch follows from those of its parts."""
+"""How a user's loss of a batch follows from those of its parts: what is tried, and what the trial leaves alone."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor, nn
 
 from drivetrain.data.custom.user_loss import CustomTerms, LossRule
 from drivetrain.errors import SpecError
+from tests.messages import says
 
 WEIGHTS = torch.tensor([0.5, 1.0, 7.0])
 CLASSES = torch.arange(3)
-OBSTACLES = {
-    "number": "loss is one number for a batch",
-    "raises": "loss raises IndexError for one sample",
-    "depends": "loss of a sample depends on the others of its batch",
-}
 
 
 def divide_loss(loss: Any, outputs: Tensor, targets: Tensor, weight_of: Any = None) -> LossRule:
     terms = CustomTerms(loss, "loss", SpecError, weight_of)
     terms.divide(outputs, targets)
     return terms.division
+
+
+def weighted_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, WEIGHTS)
 
 
 @pytest.mark.parametrize(
@@ -35,36 +35,52 @@ def divide_loss(loss: Any, outputs: Tensor, targets: Tensor, weight_of: Any = No
         (nn.SmoothL1Loss(), "mean"),
         (nn.KLDivLoss(reduction="batchmean"), "mean"),
         (nn.BCEWithLogitsLoss(pos_weight=WEIGHTS), "mean"),
-        (F.binary_cross_entropy, "mean"),
-        (partial(F.huber_loss, delta=2.0), "mean"),
+        (lambda outputs, targets: F.binary_cross_entropy(outputs, targets), "mean"),
         (lambda outputs, targets: -(targets * outputs.log()).sum(dim=1), "mean"),
-        (lambda outputs, targets: (outputs - targets).abs().mean(dim=1) * torch.rand(()), "mean"),
         (nn.MSELoss(reduction="sum"), "sum"),
-        (partial(F.binary_cross_entropy, reduction="sum"), "sum"),
-        (partial(F.cross_entropy, reduction="sum"), "sum"),
-        (lambda outputs, targets: F.mse_loss(outputs, targets), "number"),
-        (lambda outputs, targets: (outputs - outputs.mean(dim=0)).abs().mean(dim=1), "depends"),
-        (lambda outputs, targets: (outputs - outputs[1]).abs().mean(dim=1), "raises"),
+        (nn.BCELoss(reduction="sum"), "sum"),
+        (lambda outputs, targets: (outputs - targets).norm(), "unknown"),
+        (lambda outputs, targets: F.mse_loss(outputs, targets) * torch.rand(()), "unknown"),
+        (lambda outputs, targets: (outputs - targets).abs().mean() / (outputs - targets).abs().mean().detach(), "unknown"),
+        (lambda outputs, targets: F.mse_loss(outputs[:4], targets[:4]), "unknown"),
+        (lambda outputs, targets: F.mse_loss(outputs[1:], targets[1:]) if len(outputs) > 1 else 1 / 0, "unknown"),
     ],
     ids=[
-        "mse", "smooth", "batchmean", "pos_weight", "function", "keyword", "each", "each, random", "mse sum", "function sum",
-        "cross entropy sum", "own function", "others", "another",
+        "mse", "smooth", "batchmean", "pos_weight", "probabilities", "logarithms", "mse sum", "probabilities sum", "norm",
+        "random", "gradient alone", "first samples", "raises",
     ],
 )  # fmt: skip
-def test_the_rule_of_a_loss(loss: Any, kind: str) -> None:
+def test_the_kind_of_a_loss_of_numbers_is_found(loss: Any, kind: str) -> None:
     outputs = torch.rand(2, 3, generator=torch.Generator().manual_seed(1)) * 0.9 + 0.05
     targets = torch.rand(9, 3, generator=torch.Generator().manual_seed(2))
     division = divide_loss(loss, outputs, targets)
-    assert division.obstacle == OBSTACLES.get(kind, "")
-    assert division.summed == (kind == "sum")
+    assert ("unknown" if division.obstacle else "sum" if division.summed else "mean") == kind
     assert division.count is None
 
 
-def test_weight_of_is_the_rule_of_any_loss() -> None:
-    weight_of: Any = len
-    assert (
-        divide_loss(lambda outputs, targets: outputs.norm(), torch.zeros(2, 3), CLASSES, weight_of).count is weight_of
-    )
+@pytest.mark.parametrize("outputs", [torch.zeros(2, 3), torch.randn(2, 3)], ids=["zeros", "random"])
+def test_class_weights_in_a_function_are_noticed(outputs: Tensor) -> None:
+    assert says(divide_loss(weighted_loss, outputs, CLASSES).obstacle, "neither-mean-nor-sum")
+
+
+@pytest.mark.parametrize(
+    "weight_of",
+    [lambda targets: WEIGHTS[targets], lambda targets: float(WEIGHTS[targets].sum())],
+    ids=["each", "number"],
+)
+def test_weight_of_is_tried(weight_of: Any) -> None:
+    assert divide_loss(weighted_loss, torch.zeros(2, 3), CLASSES, weight_of).count is weight_of
+
+
+@pytest.mark.parametrize(
+    ("weight_of", "message"),
+    [(len, "not the mean over its parts weighted by weight_of"), (lambda targets: targets["y"], "weight_of raised")],
+    ids=["wrong", "raises"],
+)
+def test_a_weight_of_that_does_not_fit_is_an_error(weight_of: Any, message: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
+        divide_loss(weighted_loss, torch.zeros(2, 3), CLASSES, weight_of)
+    assert caught.value.action
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2], ids=["sharp", "smooth"])
@@ -100,7 +116,7 @@ class Stateful(nn.Module):
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         self.calls += 1
-        return outputs.mul_(2).sub_(targets.mul_(2)).pow(2).mean(dim=1)
+        return outputs.mul_(2).sub_(targets.mul_(2)).pow(2).mean()
 
 
 def test_a_trial_leaves_the_loss_its_arguments_and_the_generator_alone() -> None:
@@ -111,3 +127,14 @@ def test_a_trial_leaves_the_loss_its_arguments_and_the_generator_alone() -> None
     assert torch.equal(targets, before)
     assert torch.equal(outputs, torch.ones(2, 3))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_targets_of_a_trial_are_bounded_by_the_outputs() -> None:
+    sizes: list[int] = []
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        sizes.append(len(targets))
+        return outputs.mean()
+
+    divide_loss(loss, torch.zeros(1, 2**19), torch.zeros(100))
+    assert max(sizes) == 8

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,6 +21,12 @@ from drivetrain.data.dataset import onto
 from drivetrain.errors import OutOfMemory, SpecError
 from drivetrain.job.custom import CustomJob, CustomLossSpec
 
+TOLERANCE = 2e-5
+"""Largest relative difference due to the order of float32 sums; a loss that is combined wrongly differs by more."""
+MIN_TRIAL_SAMPLES = 8
+"""Smallest number of samples in a trial, so that its parts have several sizes."""
+MAX_TRIAL_NUMBERS = 2**22
+"""Largest number of elements in the outputs of a trial."""
 WEIGHTED_MEANS: Sequence[tuple[Callable[..., Any], Callable[..., Tensor]]] = (
     (nn.CrossEntropyLoss.forward, F.cross_entropy),
     (nn.NLLLoss.forward, F.nll_loss),
@@ -28,14 +35,14 @@ WEIGHTED_MEANS: Sequence[tuple[Callable[..., Any], Callable[..., Tensor]]] = (
 )
 """Losses of torch whose mean divides by the weights of the labels that count; all others divide by the samples."""
 KEYWORDS = ("weight", "ignore_index", "label_smoothing", "reduction")
-"""Supported keywords of these losses; a loss with one of torch's older keywords is not split."""
-TRIAL_SAMPLES = 8
-"""Largest number of samples for which a loss is called to see the shape of its result."""
+"""Supported keywords of these losses; a loss with one of torch's older keywords is tried out instead."""
 SPLITTABLE = "to split batches, return one value for each sample, or give weight_of(targets): what the loss divides by"
 Refuse = Callable[[str, str, str], SpecError]
 """Function that makes the error from the problem, the possible values, and the action."""
 Count = Callable[[Any], Tensor]
 """Function that computes the weight of N samples from their targets: one number, or one per sample, shape (N,)."""
+ComputeLoss = Callable[[slice], Sequence[Tensor]]
+"""Function that computes the loss of some samples, its gradient, or other tensors that combine as the loss does."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,12 @@ class TorchMean:
     @classmethod
     def of(cls, function: Any) -> TorchMean | None:
         """Recognize such a loss in a module or a function; None for another loss, or without a mean."""
-        implementation, settings = _take_apart(function)
+        implementation, settings = function, dict[str, Any]()
+        if isinstance(function, partial) and not function.args:
+            implementation, settings = function.func, dict(function.keywords)
+        elif isinstance(function, nn.Module):
+            implementation = type(function).forward
+            settings = {name: getattr(function, name) for name in KEYWORDS if hasattr(function, name)}
         loss = next((loss for known, loss in WEIGHTED_MEANS if known is implementation), None)
         if loss is None or not set(settings) <= set(KEYWORDS) or settings.pop("reduction", "mean") != "mean":
             return None
@@ -87,41 +99,98 @@ class TorchMean:
         return torch.where(counts, weights, 0.0).sum(dim=1)
 
 
-def _take_apart(function: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the function that computes a loss, and the values of its keywords; empty for a function of the user."""
-    if isinstance(function, partial) and not function.args:
-        return function.func, dict(function.keywords)
-    if isinstance(function, nn.Module):
-        settings = {name: getattr(function, name) for name in KEYWORDS if hasattr(function, name)}
-        return type(function).forward, settings
-    return function, {}
-
-
-def find_rule(function: Any, weight_of: Count | None) -> LossRule | None:
-    """Find the rule for a loss with `weight_of`, or a loss of torch by its `reduction`; None for any other loss."""
-    if weight_of is not None:
-        return LossRule(weight_of)
-    torch_mean = TorchMean.of(function)
-    if torch_mean:
-        return LossRule(torch_mean.weights)
-    implementation, settings = _take_apart(function)
-    # A module of the user may have a `reduction`, too, and compute something else.
-    is_of_torch = getattr(implementation, "__module__", "") in ("torch.nn.functional", "torch.nn.modules.loss")
-    if not is_of_torch or not {"size_average", "reduce"}.isdisjoint(settings):
-        return None
-    reduction = settings.get("reduction", "mean")
-    return LossRule(summed=reduction == "sum") if reduction in ("mean", "sum", "batchmean") else None
-
-
 def sum_counts(count: Count, targets: Any) -> Tensor:
     """Compute the total weight of some samples, in float64."""
     return torch.as_tensor(count(targets)).double().sum()
+
+
+def try_division(
+    compute_loss: ComputeLoss,
+    samples: int,
+    name: str,
+    refuse: Refuse,
+    weight_of: Count | None,
+    targets_of: Callable[[slice], Any],
+    tolerance: float = TOLERANCE,
+) -> LossRule | None:
+    """Find the rule that combines a loss by a trial on two or more samples; None if the batch has no loss.
+
+    `weight_of` gets the result of `targets_of` for some samples; without it, the number of samples as weights and the
+    sum are tried. `tolerance` is the largest relative difference due to rounding.
+
+    Raises:
+        SpecError: if `weight_of` raises, or the loss does not divide by its result.
+    """
+    # The whole batch, then the parts that make up the batch.
+    slices = [slice(0, samples), *(slice(*ends) for ends in pairwise(sorted({0, 1, 1 + samples // 3, samples})))]
+    # Each possible division, with its weights of the slices.
+    candidates = [
+        (LossRule(), [float(part.stop - part.start) for part in slices]),
+        (LossRule(summed=True), [1.0] * len(slices)),
+    ]
+    if weight_of is not None:
+        with blame_user_code(refuse, "weight_of raised"):
+            candidates = [(LossRule(weight_of), [float(sum_counts(weight_of, targets_of(part))) for part in slices])]
+    try:
+        batch_values = [value.double() for value in compute_loss(slices[0])]
+    except Exception:  # the user's code may raise anything
+        return None
+    if not all(bool(value.isfinite().all()) for value in batch_values):
+        return None
+    try:
+        part_values = [[value.double() for value in compute_loss(part)] for part in slices[1:]]
+    except Exception as error:  # as above
+        return LossRule(obstacle=f"{name} raises {type(error).__name__} for a part of a batch")
+    for division, weights in candidates:
+        if _fits(weights, batch_values, part_values, tolerance):
+            return division
+    if weight_of is not None:
+        raise refuse(
+            f"{name} of a batch is not the mean over its parts weighted by weight_of",
+            "weight_of gives what the loss of some samples divides by: a number, or one for each",
+            "correct weight_of, or leave it out",
+        )
+    return LossRule(obstacle=f"{name} of a batch is neither the mean nor the sum over its parts")
+
+
+def _fits(
+    weights: Sequence[float], batch_values: list[Tensor], part_values: list[list[Tensor]], tolerance: float
+) -> bool:
+    """Return whether the weighted losses of the parts add up to the weighted loss of the batch (first weight)."""
+    batch_weight, *part_weights = weights
+    # A part of weight 0 is skipped: it may have no loss (0 / 0).
+    weighted_parts = [
+        [weight * value for value in values] for weight, values in zip(part_weights, part_values, strict=True) if weight
+    ]
+    return bool(weighted_parts) and all(
+        _are_equal(batch_weight * batch_value, terms, tolerance)
+        for batch_value, terms in zip(batch_values, zip(*weighted_parts, strict=True), strict=True)
+    )
+
+
+def _are_equal(value: Tensor, terms: Sequence[Tensor], tolerance: float) -> bool:
+    """Return whether a value is the sum of the terms, except for rounding relative to the sizes of the terms."""
+    parts = torch.stack(list(terms))
+    return bool((value - parts.sum(dim=0)).abs().max() <= tolerance * parts.abs().sum(dim=0).max())
 
 
 def cannot_split_error(description: str, obstacle: str) -> OutOfMemory:
     """Return the error for a batch that does not fit into memory and cannot be split."""
     action = f"lower train.batch_size; {SPLITTABLE}"
     return OutOfMemory(f"{description}, and {obstacle}", "smaller batches, or a loss that can be split", action)
+
+
+def invent_outputs(outputs: Tensor, samples: int) -> Iterator[Tensor]:
+    """Yield two sets of outputs for `samples` samples, all different, in the range of the outputs of a network.
+
+    The first set has noise added; the second has none, for losses that take probabilities.
+    """
+    generator = torch.Generator().manual_seed(0)
+    shape = (samples, *[1] * (outputs.ndim - 1))
+    share, factor = (torch.rand(shape, generator=generator).to(outputs) for _ in range(2))
+    between = outputs[:1] + share * (outputs[-1:] - outputs[:1])
+    yield between + torch.randn(between.shape, generator=generator).to(outputs)
+    yield between * (0.5 + 0.5 * factor)
 
 
 # Possible results of a loss, for messages.
@@ -131,7 +200,7 @@ POSSIBLE = "one term per sample, shape (N,), or their mean as a scalar"
 class CustomTerms:
     """Wrapper of a callable (outputs, targets) that returns terms: their sum / the sum of `weights` is a batch's loss.
 
-    `weight_of` computes the weight of samples from their targets.
+    `weight_of` computes the weight of samples from their targets; without it, a trial finds the rule.
 
     Raises:
         SpecError: if the result cannot be a loss.
@@ -148,10 +217,9 @@ class CustomTerms:
                 "move them into the network",
             )
         self.torch_mean = None if weight_of else TorchMean.of(function)
-        known_division = find_rule(function, weight_of)
-        self.division = known_division or LossRule()
-        """Rule that combines the loss of a batch from its parts; the mean until `divide` is called."""
-        self.is_divided = known_division is not None
+        self.division = LossRule(self.torch_mean.weights if self.torch_mean else None)
+        """Rule that combines the loss of a batch from its parts; before the trial, the mean is assumed."""
+        self.is_tried = self.torch_mean is not None
         self.target_shapes: Sequence[tuple[int, ...]] = ((),)
         """Possible shapes of targets for the function, first the shape of the data; () if fixed; one after a trial."""
         self.target_shape: tuple[int, ...] = ()
@@ -254,38 +322,40 @@ class CustomTerms:
         raise self.refuse(f"{self.name} {broadcasts[0]}", *SAME_SHAPE)
 
     def divide(self, outputs: Tensor, targets: Tensor) -> None:
-        """Find out by a call whether the loss is computed for each sample alone, unless its rule is known.
+        """Find the rule that combines the loss of a batch from the losses of its parts, unless it is known.
 
-        `outputs` and `targets` are those of one or more samples.
+        `outputs` are an example of one or more samples; the labels in `targets` should differ.
+
+        Raises:
+            SpecError: if the loss does not divide by the result of `weight_of`.
         """
         if len(self.target_shapes) > 1:
             self.check_call(outputs[:2].detach(), targets[:2])
-        if self.is_divided:
+        if self.is_tried:
             return
-        self.is_divided = True
-        # On the CPU, since an invalid index makes a GPU unusable.
-        count = min(len(outputs), len(targets), TRIAL_SAMPLES)
-        rows, row_targets = outputs[:count].detach().cpu(), self._shape_targets(targets[:count].cpu())
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            self.division = LossRule(obstacle=self._find_obstacle(rows, row_targets))
+        self.is_tried = True
+        count = max(MIN_TRIAL_SAMPLES, min(len(targets), MAX_TRIAL_NUMBERS // max(1, outputs[0].numel())))
+        targets = self._shape_targets(targets.cpu())[torch.arange(count) * max(1, len(targets) // count) % len(targets)]
+        division = None
+        # On the CPU, since invented outputs may be invalid, and an invalid index makes a GPU unusable.
+        with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            for rows in invent_outputs(outputs.detach().cpu().clone(), count):
+                trial = partial(self._compute_trial, rows, targets)
+                division = division or try_division(
+                    trial, count, self.name, self.refuse, self.weight_of, targets.__getitem__
+                )
+        obstacle = "" if self.weight_of else f"{self.name} cannot be computed for samples that are tried"
+        self.division = division or LossRule(self.weight_of, obstacle=obstacle)
 
-    def _find_obstacle(self, outputs: Tensor, targets: Tensor) -> str:
-        """Explain why the loss of a batch does not follow from the losses of its samples; empty if it does."""
-        values = self._call_copy(outputs, targets)
-        if values.ndim == 0:
-            return f"{self.name} is one number for a batch"
-        try:
-            value = self._call_copy(outputs[:1], targets[:1])
-        except Exception as error:  # the user's code may raise anything
-            return f"{self.name} raises {type(error).__name__} for one sample"
-        # Kernels may round the sums of one row in another order.
-        is_same = torch.allclose(values[:1], value, rtol=1e-3, atol=1e-5, equal_nan=True)
-        return "" if is_same else f"{self.name} of a sample depends on the others of its batch"
-
-    def _call_copy(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Call a copy of the loss, which may change its own state and its arguments, with the same random numbers."""
-        torch.manual_seed(0)
-        return self._compute(copy.deepcopy(self.function), outputs.clone(), targets.clone())
+    def _compute_trial(self, outputs: Tensor, targets: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+        """Compute the mean loss of some samples, and its gradient."""
+        rows = outputs[part].clone().requires_grad_()
+        # A loss may change its own state, and its arguments in place.
+        function = copy.deepcopy(self.function)
+        value = self._compute(function, rows.clone(), targets[part].clone()).mean()
+        slope = torch.zeros_like(outputs)
+        (slope[part],) = torch.autograd.grad(value, rows)
+        return value.detach(), slope
 
 
 def load(job: CustomJob) -> CustomTerms | None:
