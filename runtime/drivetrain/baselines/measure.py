@@ -47,6 +47,8 @@ MEMORY_SHARE, COPIES = 1 / 4, 3
 """Share of the free memory for the columns of the training samples, and number of their copies in memory."""
 EVALUATED_TOGETHER = 4_096
 """Number of samples whose outputs are computed at once."""
+QUICK_FIT_SECONDS = 1.0
+"""Seconds of a fit that surely ends in time, so the one before it needs no margins, which take longer than many fits."""
 CURVE_SECONDS = 60.0
 """Time limit for the fits of a learning curve."""
 CURVE_POINTS, CURVE_GROWTH = 3, 2
@@ -172,16 +174,16 @@ def _fit_growing(
     while expected_seconds:
         for name in list(expected_seconds):
             earlier = latest.get(name)
-            # Margins take longer than many fits, so only the last one has them.
             if earlier and time.monotonic() + expected_seconds[name] > end:
                 del expected_seconds[name]
                 yield earlier.evaluate(with_margins=True)
                 continue
             model = latest[name] = fits[name](order[:rows])
-            yield model.evaluate(with_margins=rows == len(order))
             # A solver may need more time per sample than before.
             slower = model.seconds / earlier.seconds if earlier and earlier.seconds else 0.0
             expected_seconds[name] = model.seconds * max(slower, min(len(order), rows * growth) / rows)
+            is_last = rows == len(order)
+            yield model.evaluate(with_margins=is_last or expected_seconds[name] > QUICK_FIT_SECONDS)
         if rows == len(order):
             return
         rows = min(len(order), rows * growth)

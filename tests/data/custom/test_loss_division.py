@@ -58,6 +58,32 @@ def test_the_kind_of_a_loss_of_numbers_is_found(loss: Any, kind: str) -> None:
     assert division.count is None
 
 
+def weigh_by_batch(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none") / torch.bincount(targets)[targets] * len(targets)
+
+
+def keep_hardest(outputs: Tensor, targets: Tensor) -> Tensor:
+    losses = F.cross_entropy(outputs, targets, reduction="none")
+    return losses * (losses >= losses.median())
+
+
+def compare_neighbors(outputs: Tensor, targets: Tensor) -> Tensor:
+    losses = F.cross_entropy(outputs, targets, reduction="none")
+    return losses + F.pad((outputs[1:] - outputs[:-1]).square().sum(1), (1, 0))
+
+
+def divide_by_mean(outputs: Tensor, targets: Tensor) -> Tensor:
+    losses = F.cross_entropy(outputs, targets, reduction="none")
+    return losses / losses.detach().mean()
+
+
+@pytest.mark.parametrize("loss", [weigh_by_batch, keep_hardest, compare_neighbors, divide_by_mean])
+@pytest.mark.parametrize("outputs", [torch.zeros(2, 3), torch.eye(3)[:2]], ids=["zeros", "unlike"])
+def test_values_of_samples_that_depend_on_their_batch_are_noticed(loss: Any, outputs: Tensor) -> None:
+    """Divided, they would train with other gradients, without a word."""
+    assert divide_loss(loss, outputs, torch.tensor([0, 1])).obstacle
+
+
 @pytest.mark.parametrize("outputs", [torch.zeros(2, 3), torch.randn(2, 3)], ids=["zeros", "random"])
 def test_class_weights_in_a_function_are_noticed(outputs: Tensor) -> None:
     assert says(divide_loss(weighted_loss, outputs, CLASSES).obstacle, "neither-mean-nor-sum")
