@@ -237,6 +237,14 @@ def test_bad_files(tmp_path: Path, name: str, content: str | bytes, parts: list[
     assert "do: " in message
 
 
+def test_a_sheet_called_csv_becomes_the_table_that_the_job_names(tmp_path: Path) -> None:
+    path = write_file(tmp_path, "a.csv", b"PK\x03\x04")
+    with pytest.raises(DataError) as error:
+        table_file.read(path, "data.train")
+    assert f"mv {path} {path}.xlsx\n" in str(error.value)
+    assert str(error.value).endswith(f"index=False)' {path}.xlsx {path}")
+
+
 def test_a_missing_folder_and_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is a folder"):
         table_file.read(tmp_path, "data.train")

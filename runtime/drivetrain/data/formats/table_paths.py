@@ -29,8 +29,8 @@ POSSIBLE = "a CSV or TSV with a header, a JSONL with one object in each line, a 
 _CSV_OF_OFFICE = '--convert-to "csv:Text - txt - csv (StarCalc):44,34,76"'
 """Options for commas, quotes and UTF-8; without them the machine's language decides."""
 _CSV_OF_SHEET = (
-    f"libreoffice --headless {_CSV_OF_OFFICE} --outdir FOLDER OLD; "
-    "with pandas: python3 -c 'import sys, pandas; pandas.read_excel(sys.argv[1]).to_csv(sys.argv[2], index=False)' OLD NEW"
+    f"libreoffice --headless {_CSV_OF_OFFICE} --outdir FOLDER OLD\n"
+    "            or with pandas: python3 -c 'import sys, pandas; pandas.read_excel(sys.argv[1]).to_csv(sys.argv[2], index=False)' OLD NEW"
 )
 _CSV_OF_PANDAS = (
     "python3 -c 'import sys, pandas; pandas.read_KIND(sys.argv[1]).to_csv(sys.argv[2], index=False)' OLD NEW"
@@ -229,16 +229,19 @@ def check_is_table(path: Path, key: str) -> None:
         if not named.name.lower().endswith(endings):
             continue
         # Programs look at the end of the name, too.
-        renaming = "" if named == path else f"mv {shlex.quote(str(path))} {shlex.quote(str(named))} && "
+        renaming = (
+            "" if named == path else f"rename it: mv {shlex.quote(str(path))} {shlex.quote(str(named))}\n            "
+        )
         # An archive of images gets a folder of its own, a table lies beside the archive.
         is_table = Path(path.stem).suffix.lower() in SUFFIXES or bool(new_suffix)
         folder = path.parent if is_table else path.with_name(path.name.split(".")[0])
-        paths = {"OLD": named, "NEW": named.with_suffix(new_suffix), "FOLDER": folder}
+        # The job keeps naming the path of a renamed file.
+        paths = {"OLD": named, "NEW": path if renaming else path.with_suffix(new_suffix), "FOLDER": folder}
         command = re.sub("OLD|NEW|FOLDER", lambda match: shlex.quote(str(paths[match[0]])), command)  # noqa: B023
         raise DataError(
             f"{path} is {kind}{', by its first bytes' if renaming else ''}",
             "a CSV, TSV, JSONL or Parquet file; or a folder of images",
-            f"convert it: {renaming}{command}",
+            f"{renaming}convert it: {command}",
             key=key,
         )
 
