@@ -105,7 +105,7 @@ def test_lost_with_its_volumes_it_goes_on_elsewhere(cpu_image: str, tmp_path: Pa
     prefix = "lost"
     store = ObjectStore(parse(f"s3://bucket/{prefix}/small-001"))
     # Batches of two samples: the run lasts until it is looked at, on a fast machine too.
-    job = small_job.write_job(tmp_path / "job", epochs="60", batch_size="2")
+    job = small_job.write_job(tmp_path / "job", epochs="30", batch_size="2")
     first_checkout, second_checkout = (
         copy_checkout(tmp_path / folder_name / "drivetrain") for folder_name in ("one", "two")
     )

@@ -100,7 +100,7 @@ def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
 
 
 def _choose_network(task: str, rows: int) -> tuple[str, str]:
-    """Choose an ensemble if it was better, else one perceptron: docs/measurements/quality-2026-11-28.md."""
+    """Choose an ensemble if it was better, else one perceptron: docs/measurements/quality-2026-12-01.md."""
     if task == CLASSIFICATION and rows <= MOST_ENSEMBLE_ROWS:
         return "tabm", "an ensemble; mlp trains several times as fast"
     return "mlp", "tabm is an ensemble, and takes longer"
