@@ -69,10 +69,7 @@ class GradientExchange:
         """Parameters without a gradient on this rank in the last batch."""
 
     def wrap_if_changed(self, network: nn.Module) -> bool:
-        """Wrap the network in DDP before the first step, and again when `model.unfreeze` changes its trained parameters.
-
-        Returns:
-            Whether it was wrapped now; never in a process that trains alone.
+        """Wrap the network in DDP if its trained parameters have changed, as by `model.unfreeze`; returns whether they have.
 
         Raises:
             PeerError: if another process has ended.

@@ -115,26 +115,29 @@ class Ranks:
             torch.distributed.broadcast(payload, source)
         return bytes(payload.numpy()).decode()
 
-    @torch.no_grad()
-    def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Copy rank 0's values to every process, in place, by a single message, which takes as much memory again.
+    def start_broadcast(self, tensors: Iterable[Tensor]) -> Callable[[], None]:
+        """Begin to send rank 0's values to all processes in one message; returns a function that receives and writes them.
 
         Raises:
             PeerError: if another process has ended.
         """
-        filled = [tensor for tensor in tensors if tensor.numel()]
+        filled = [tensor.detach() for tensor in tensors if tensor.numel()]
         if self.world_size == 1 or not filled:
-            return
+            return lambda: None
         # Concatenated as bytes, because dtypes differ and a collective needs contiguous memory.
-        sent = torch.cat([tensor.detach().flatten().view(torch.uint8) for tensor in filled])
+        sent = torch.cat([tensor.flatten().view(torch.uint8) for tensor in filled])
         with self.raising_peer_errors():
-            torch.distributed.broadcast(sent, 0)
-        if self.is_rank0:
-            return
-        sizes = [tensor.numel() * tensor.element_size() for tensor in filled]
-        for tensor, content in zip(filled, torch.split(sent, sizes), strict=True):
-            # Cloned, because a slice may start at an address that is not aligned for the dtype.
-            tensor.copy_(content.clone().view(tensor.dtype).view(tensor.shape))
+            work = torch.distributed.broadcast(sent, 0, async_op=True)
+
+        def wait_for_values() -> None:
+            with self.raising_peer_errors():
+                work.wait()
+            sizes = [tensor.numel() * tensor.element_size() for tensor in filled]
+            for tensor, content in zip(filled, torch.split(sent, sizes), strict=True):
+                # Cloned, because a slice may start at an address that is not aligned for the dtype.
+                tensor.copy_(content.clone().view(tensor.dtype).view(tensor.shape))
+
+        return wait_for_values
 
     @contextlib.contextmanager
     def raising_peer_errors(self, *, runs_network: bool = False) -> Iterator[None]:

@@ -150,7 +150,7 @@ def _synchronize_start(
     dataset.notes += start_checks.note_same_samples(ranks, dataset)
     # User code may initialize weights from random numbers that our seed does not control.
     for tensor in (*model.parameters(), *model.buffers()):
-        ranks.broadcast([tensor])
+        ranks.start_broadcast([tensor])()
     return identity
 
 

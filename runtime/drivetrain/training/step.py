@@ -118,13 +118,13 @@ class Step:
             self._try_kernels(batch, share, denominators)
         while True:
             local_loss = self._try_batch(batch, share, denominators)
-            status = self.lockstep.make_status(sample_hash)
-            loss, rows = self.exchange.sum_loss_and_gather(local_loss, status)
+            # All ranks continue with the BatchNorm statistics of rank 0, which travel with the loss.
+            receive_buffers = self.lockstep.ranks.start_broadcast(self.updater.buffers.list_current())
+            loss, rows = self.exchange.sum_loss_and_gather(local_loss, self.lockstep.make_status(sample_hash))
+            receive_buffers()
             statuses = [RankStatus(*row) for row in rows]
             error = self.lockstep.agree_on_error(statuses)
             if error is None:
-                # All ranks continue with the BatchNorm statistics of rank 0.
-                self.lockstep.ranks.broadcast(self.updater.buffers.list_current())
                 return BatchLoss(loss, [status.sample_hash for status in statuses])
             self.updater.discard()
             self._prepare_retry(error, len(batch))

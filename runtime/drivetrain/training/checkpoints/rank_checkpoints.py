@@ -53,7 +53,7 @@ def _send_to_all(ranks: Ranks, loaded: Loaded | None, folder: Path) -> Loaded | 
     for group in leader_header["tensors"]:
         for name in leader_header["tensors"][group]:
             # One tensor at a time: a copy of all tensors at once would double the memory.
-            ranks.broadcast([loaded.tensors[group][name]])
+            ranks.start_broadcast([loaded.tensors[group][name]])()
     return loaded
 
 
