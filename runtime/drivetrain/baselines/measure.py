@@ -175,15 +175,15 @@ def _fit_growing(
         for name in list(expected_seconds):
             earlier = latest.get(name)
             if earlier and time.monotonic() + expected_seconds[name] > end:
-                del expected_seconds[name]
-                yield earlier.evaluate(with_margins=True)
+                # The fit before a slow one has its margins already.
+                if expected_seconds.pop(name) <= QUICK_FIT_SECONDS:
+                    yield earlier.evaluate(with_margins=True)
                 continue
             model = latest[name] = fits[name](order[:rows])
             # A solver may need more time per sample than before.
             slower = model.seconds / earlier.seconds if earlier and earlier.seconds else 0.0
             expected_seconds[name] = model.seconds * max(slower, min(len(order), rows * growth) / rows)
-            is_last = rows == len(order)
-            yield model.evaluate(with_margins=is_last or expected_seconds[name] > QUICK_FIT_SECONDS)
+            yield model.evaluate(with_margins=rows == len(order) or expected_seconds[name] > QUICK_FIT_SECONDS)
         if rows == len(order):
             return
         rows = min(len(order), rows * growth)
