@@ -132,8 +132,8 @@ class Ranks:
         def wait_for_values() -> None:
             with self.raising_peer_errors():
                 work.wait()
-            sizes = [tensor.numel() * tensor.element_size() for tensor in filled]
-            for tensor, content in zip(filled, torch.split(sent, sizes), strict=True):
+            contents = torch.split(sent, [tensor.nbytes for tensor in filled])
+            for tensor, content in zip(filled, contents, strict=True) if not self.is_rank0 else ():
                 # Cloned, because a slice may start at an address that is not aligned for the dtype.
                 tensor.copy_(content.clone().view(tensor.dtype).view(tensor.shape))
 
