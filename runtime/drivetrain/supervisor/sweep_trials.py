@@ -227,8 +227,8 @@ class _TrialWatch:
 
     def is_worse(self) -> bool:
         """Report the epochs since the last call; returns whether the trial must end early or has ended early."""
-        run = self.folder.find_run(self.trial.number)
-        if self.tail is None and run:
+        run = None if self.tail else self.folder.find_run(self.trial.number)
+        if run:
             self.tail = JsonLinesTail(RunFiles(run), METRICS_FILE)
         if self.tail is None or self.is_ended:
             return self.is_ended
